@@ -152,6 +152,12 @@ def test_everything_can_be_done_by_keyboard(browser: Browser, http_server: HttpS
         page.keyboard.press("Enter")
         expect(page.locator(".conversation")).to_have_text("By keyboard")
         page.evaluate("document.activeElement.blur()")
+        for keys in ("?", "Control+/"):
+            page.keyboard.press(keys)
+            expect(page.get_by_role("dialog", name="Keyboard shortcuts")).to_be_visible()
+            assert violations(page) == []
+            page.keyboard.press("Enter")
+            expect(page.get_by_role("dialog")).to_have_count(0)
         tab_to(page, "Live")
         page.keyboard.press("Enter")
         expect(page.locator("#live-view")).to_be_visible()

@@ -35,5 +35,15 @@ def test_questions_of_a_text_are_decided_and_drawn(here: Visitor) -> None:
     assert violations(page) == []
     sheet.get_by_label("Questions").fill("Which? = one")
     sheet.get_by_role("button", name="Decide").click()
-    expect(sheet.locator(".fault")).to_contain_text("choices")
+    expect(sheet.locator(".fault")).to_have_text("“Which? = one”: must have 2 to 255 choices, not 1")
+    page.route("**/v1/decisions", lambda route: None)  # it is on its way
+    button = sheet.locator("#decide-now")
+    button.press("Enter")
+    expect(sheet.locator("#decided")).to_contain_text("The model reads the text and the question …")
+    expect(button).to_have_text("Stop")
+    assert violations(page) == []
+    button.press("Enter")
+    expect(sheet.locator("#decided")).to_have_text("Stopped.")
+    expect(button).to_have_text("Decide")
+    expect(button).to_be_focused()
     here.problems.clear()  # Chromium's own line about the refusal

@@ -20,7 +20,8 @@ def saved(*conversations: dict[str, Any]) -> str:
 def conversation(title: str, text: str) -> dict[str, Any]:
     at = round(MONTHS[title].timestamp() * 1000)
     settings = {"system": "", "priority": 1, "sampling": {}}
-    asked = {"id": "a", "parent": None, "role": "user", "text": f"About {title}?", "at": at}
+    files = [{"name": f"{title}.txt", "text": f"Notes of the old man about {title}."}]
+    asked = {"id": "a", "parent": None, "role": "user", "text": f"About {title}?", "at": at, "files": files}
     said = {"id": "b", "parent": "a", "role": "assistant", "text": text, "at": at}
     known = {"id": title, "title": title, "updated": at, "settings": settings, "leaf": "b"}
     return known | {"messages": {"a": asked, "b": said}}
@@ -57,6 +58,17 @@ def test_conversations_are_found_pinned_renamed_and_deleted_in_the_list(here: Vi
     assert violations(page) == []
     page.keyboard.press("Enter")
     expect(page.locator("#title")).to_have_text("Fishing")
+    # What stands in a file is found, too, and can be read.
+    page.keyboard.press("Control+k")
+    page.keyboard.type("old man cooking")
+    expect(page.locator(".found .snippet")).to_contain_text("Notes of the old man about Cooking.")
+    page.keyboard.press("Enter")
+    expect(page.locator("#title")).to_have_text("Cooking")
+    page.get_by_role("button", name="Cooking.txt").click()
+    expect(page.locator("#picture pre")).to_have_text("Notes of the old man about Cooking.")
+    assert violations(page) == []
+    page.keyboard.press("Escape")
+    page.locator(".conversation", has_text="Fishing").click()
 
     act(page, "Fishing", "Pin")
     expect(page.locator(".entry .name").first).to_have_text("Fishing")

@@ -37,6 +37,7 @@ FEW = 20
 """Fewer times than these have no percentiles."""
 NO_FIGURE = "\N{EN DASH}"
 """What a tile shows where there is nothing to be told yet."""
+AT_MOST = " At most 2 run at once (--max-sequences)."
 TWO_SLOTS = ("--max-sequences", "2", "--alias=*")
 
 
@@ -193,9 +194,9 @@ def test_a_storm_is_seen_in_the_browser(browser: Browser, narrow_server: HttpSer
         check_figures(each, noted[: each["frames"]])
     assert any(each["running"].startswith("2 requests run, ") for each in shown)
     assert any(each["more"] for each in shown)
-    assert all(re.fullmatch(r"one pool for all|a buffer of [\d,]+ for each request", each["layout"]) for each in shown)
-    assert any("; --max-sequences is 2." in each["running"] for each in shown)
-    for name in ("in use", "cached"):
+    assert all(re.fullmatch(r"shared by all requests|[\d,]+ tokens for each request", each["layout"]) for each in shown)
+    assert any(each["running"].endswith(AT_MOST) for each in shown)
+    for name in ("tokens of running requests", "kept for later prompts"):
         assert any(each["parts"][name] != "0" for each in shown), name
 
 
@@ -205,8 +206,8 @@ def check_figures(shown: dict[str, Any], frames: list[dict[str, Any]]) -> None:
     waiting = {name: now[f"waiting_{name}"] for name in ("interactive", "normal", "background")}
     cached = min(metrics["cache_evictable_size"], metrics["kv_cells_used"])
     assert {name: figure(text) for name, text in shown["parts"].items()} == {
-        "in use": metrics["kv_cells_used"] - cached,
-        "cached": cached,
+        "tokens of running requests": metrics["kv_cells_used"] - cached,
+        "kept for later prompts": cached,
         "free": metrics["kv_cells_total"] - metrics["kv_cells_used"],
     }
     everyone = [*activity["running"], *queue_of(activity)]
@@ -222,10 +223,9 @@ def check_figures(shown: dict[str, Any], frames: list[dict[str, Any]]) -> None:
     runs = {0: "Nothing runs", 1: "1 request runs"}.get(now["running"], f"{now['running']} requests run")
     if total := sum(waiting.values()):
         kinds = ", ".join(f"{count} {name}" for name, count in waiting.items() if count)
-        runs += f", {total} wait{'s' * (total == 1)} for a slot ({kinds})"
-    assert re.fullmatch(
-        re.escape(runs) + r"(, the last of them for about [\d,.]+ m?s)?(; --max-sequences is 2)?\.", shown["running"]
-    )
+        runs += f", {total} wait{'s' * (total == 1)} in the queue ({kinds})"
+    words = shown["running"].removesuffix(AT_MOST)
+    assert re.fullmatch(re.escape(runs) + r"(: the last of them begins in about [\d,.]+ m?s)?\.", words)
     check_tiles(shown["tiles"], now, metrics)
 
 
@@ -250,10 +250,10 @@ def is_writing(request: dict[str, Any]) -> bool:
 
 
 def lane_figures(request: dict[str, Any]) -> str:
-    cached = f", {request['cached_tokens']:,} cached" if request["cached_tokens"] else ""
+    cached = f" ({request['cached_tokens']:,} cached)" if request["cached_tokens"] else ""
     is_begun = request["generated_tokens"] or (is_writing(request) and not is_waiting(request))
-    written = f" · {request['generated_tokens']:,} out" if is_begun else ""
-    return f"{request['prompt_tokens']:,} in{cached}{written}"
+    written = f" · answer {request['generated_tokens']:,}" if is_begun else ""
+    return f"prompt {request['prompt_tokens']:,}{cached}{written}"
 
 
 def lane_state(request: dict[str, Any], activity: dict[str, Any]) -> str:
@@ -264,28 +264,30 @@ def lane_state(request: dict[str, Any], activity: dict[str, Any]) -> str:
     if request.get("waits_for") == "prompt":
         (first,) = (each for each in activity["running"] if each["id"] == request["behind"])
         left = first["prompt_tokens"] - first["computed_tokens"]
-        return f"after {first['origin'].partition(' · ')[0]}, {left:,} token{'s' * (left != 1)} to go"
+        program = first["origin"].partition(" · ")[0]
+        return f"behind the prompt of {program}, of which {left:,} token{'s' * (left != 1)} are left"
     if request.get("waits_for") == "prefix":
-        return "another request reads what its prompt begins with"
+        return "until another request has read the same beginning of a prompt"
     if request.get("is_preempted"):
-        return "gave way to a higher priority"
+        return "paused for a request of higher priority"
     ahead = queue_of(activity)[: [each["id"] for each in queue_of(activity)].index(request["id"])]
     higher = sum(each["priority"] > request["priority"] for each in ahead)
-    why = "no cells are free for its prompt" if request.get("waits_for") == "cells" else "no slot is free"
-    before = f", {len(ahead)} before it" if ahead else ""
-    return f"{why}{before}" + (f", {higher} of higher priority" if higher else "")
+    why = " until the KV cache has space for its prompt" if request.get("waits_for") == "cells" else ""
+    if not ahead:
+        return f"next in the queue{why}"
+    return f"in the queue{why}, {len(ahead)} before it" + (f", {higher} of higher priority" if higher else "")
 
 
 def check_tiles(tiles: dict[str, list[str]], figures: dict[str, Any], metrics: dict[str, Any]) -> None:
     for tile, name, counter in (
-        ("Writing", "written_per_sec", "tokens_generated_total"),
+        ("Writing answers", "written_per_sec", "tokens_generated_total"),
         ("Reading prompts", "read_per_sec", "prefill_tokens_total"),
     ):
         value, unit, note = tiles[tile]
         if figures[name] >= 0.5:
             assert is_rounded(value, figures[name])
             assert (unit, note) == ("tokens/s", f"{metrics[counter]:,} since the start")
-    for tile, name in (("First token", "first_token_ms"), ("Between tokens", "between_tokens_ms")):
+    for tile, name in (("Time to first token", "first_token_ms"), ("Time between tokens", "between_tokens_ms")):
         value, unit, note = tiles[tile]
         if figures[name] is None:
             assert tiles[tile] == [NO_FIGURE, "", "no token yet"]
@@ -293,13 +295,13 @@ def check_tiles(tiles: dict[str, list[str]], figures: dict[str, Any], metrics: d
         if (count := figures[name]["count"]) < FEW:
             assert note == f"the last of {count}"
             continue
-        told = re.fullmatch(rf"median of {count:,} · 95 %: (.+) · 99 %: (.+)", note)
+        told = re.fullmatch(rf"median of {count:,} · 95 % within (.+) · 99 % within (.+)", note)
         assert told is not None, note
         # Two digits: more is not known of what lies in a bucket.
         for text, exact in zip((f"{value} {unit}", told[1], told[2]), list(figures[name].values())[2:], strict=True):
             step = 10.0 ** (math.floor(math.log10(exact)) - 1)
             assert is_rounded(text, exact, step), text
-    value, unit, _ = tiles["From cache"]
+    value, unit, _ = tiles["Prompts from the cache"]
     share = figures["cached_share"]
     assert unit == "%" and is_rounded(value, 100 * (share or 0))
     assert tiles["Preemptions"][0] == f"{metrics['preemptions_total']:,}"
@@ -335,8 +337,8 @@ def test_several_answers_of_one_request_have_one_lane(browser: Browser, narrow_s
             [".lane-state", ".lane-figures"].map((what) => lane.querySelector(what).textContent).join(""));
     }"""
     with visitor(browser, narrow_server.url) as one:
-        assert one.visit().page.evaluate(script, running) == ["writing9 in · 3 out"]
-        assert one.page.evaluate(script, running[::-1]) == ["writing9 in · 3 out"]
+        assert one.visit().page.evaluate(script, running) == ["writingprompt 9 · answer 3"]
+        assert one.page.evaluate(script, running[::-1]) == ["writingprompt 9 · answer 3"]
 
 
 def lanes_after(page: Page, *frames: dict[str, Any]) -> list[list[str]]:
@@ -478,13 +480,14 @@ def test_a_question_that_waits_says_what_for_and_the_live_view_can_end_that(brow
         lanes = page.locator(".lane")
         expect(lanes).to_have_count(2)
         assert lanes.locator(".lane-name").all_inner_texts() == ["this page: One", "this page: Two"]
-        assert lanes.locator(".lane-state").all_inner_texts() == ["writing", "no slot is free"]
+        assert lanes.locator(".lane-state").all_inner_texts() == ["writing", "next in the queue"]
         assert page.locator(".lane-group").all_inner_texts() == ["Writing\n1", "Waiting\n1"]
         assert violations(page) == []
         for size in (1440, 1024, 390):
             page.set_viewport_size({"width": size, "height": 844})
             assert page.evaluate(COVERED) == [], size
-        page.get_by_role("button", name="End One").click()
+        page.get_by_role("button", name="End One").press("Enter")
+        expect(page.get_by_role("region", name="Requests and figures")).to_be_focused()  # the button is gone
         expect(lanes.filter(has_text="this page: Two").locator(".lane-state")).to_have_text("writing")
         page.get_by_role("link", name="Chat").click()
         page.locator(".is-writing .block").first.wait_for()

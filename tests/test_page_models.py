@@ -77,6 +77,8 @@ def test_a_conversation_keeps_the_model_that_it_began_with(here: Visitor) -> Non
     here.ask("Which one are you?")
     assert here.wait_for_answer() == SAYING["beta"]
     expect(page.locator(".made-by .model")).to_have_text("beta · ")
+    page.get_by_role("button", name="Why so long?").click()
+    expect(page.locator(".why li").first).to_contain_text(re.compile(r" m?s: before all of this its model was loaded$"))
     assert "beta" in listed(page)["Models that are loaded"]
     page.keyboard.press("Escape")
     page.get_by_role("link", name="Live").click()
@@ -180,4 +182,4 @@ def test_the_live_view_names_a_model_that_is_waited_for(here: Visitor) -> None:
     expect(page.get_by_role("list", name="Models").get_by_role("listitem")).to_contain_text(told)
     expect(page.locator("#cells-layout")).to_have_text("of all models")
     expect(page.locator("#live-nothing")).to_be_hidden()
-    expect(page.get_by_text("KV cells")).to_be_hidden()
+    expect(page.get_by_text("KV cache")).to_be_hidden()

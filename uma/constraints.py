@@ -284,7 +284,7 @@ def _annotated_problems(value: Any, hint: Any, path: str) -> Iterator[Wrong]:
         # A list that is too long is one problem, and none of its items is looked at.
         why = next((why for bound in constraints if isinstance(bound, Length) and (why := bound.problem(value))), None)
         if why:
-            yield Wrong(path, f"{show(value)} {why}")
+            yield Wrong(path, why)
             return
     inner = list(problems(value, base, path))
     yield from inner

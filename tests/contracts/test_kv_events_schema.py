@@ -52,7 +52,7 @@ def test_each_event_of_the_text_is_taken_and_comes_back(value: dict[str, Any]) -
     ("wrong", "line"),
     [
         (STORED | {"type": "BlockEaten"}, "type: expected one of BlockStored, BlockRemoved, AllBlocksCleared, not"),
-        (STORED | {"block_hashes": []}, "block_hashes: [] must have 1 or more hashes, not 0"),
+        (STORED | {"block_hashes": []}, "block_hashes: must have 1 or more hashes, not 0"),
         (STORED | {"block_hashes": [2**63, 1]}, "block_hashes[0]: "),
         (STORED | {"block_size": 0}, "block_size: 0 must be 1 or more"),
         (STORED | {"token_ids": [1, 2, 3, -4]}, "token_ids[3]: -4 must be 0 or more"),

@@ -64,7 +64,7 @@ def stops(**conditions: Any) -> dict[str, Any]:
         (sampling(seed=True), "sampling_options.seed: expected an integer, not true"),
         (stops(max_tokens=0), "stop_conditions.max_tokens: 0 must be 1 or more"),
         (stops(stop=[""]), "stop_conditions.stop[0]: '' must have 1 or more characters, not 0"),
-        (request(token_ids=[]), "token_ids: [] must have 1 or more tokens, not 0"),
+        (request(token_ids=[]), "token_ids: must have 1 or more tokens, not 0"),
         (request(token_ids=[3, -1]), "token_ids[1]: -1 must be 0 or more"),
         (request(output_options={"logprobs": -1}), "output_options.logprobs: -1 must be 0 or more"),
         (request(colour="blue"), "colour: is not a field of PreprocessedRequest"),

@@ -153,7 +153,7 @@ def _structure_nested(hint: Any) -> Callable[[Any, Any], Any]:
             raise _WrongError(Wrong("", f"expected {name_of(inner)}, not {show(value)}"))
         for length in lengths:
             if why := length.problem(value):
-                raise _WrongError(Wrong("", f"{show(value)} {why}"))
+                raise _WrongError(Wrong("", why))
         return _structure_items(value, get_args(inner)[0])
 
     return structure_nested

@@ -84,6 +84,8 @@ class PageAnswer:
     """The text's tokens, where log probabilities were asked for."""
     finished: Finished | None = attrs.field(default=None, init=False)
     error: UmaError | None = attrs.field(default=None, init=False)
+    made_ms: float = attrs.field(default=0.0, init=False)
+    """Time until its request was made: of several models, while its own was loaded."""
     has_begun: bool = attrs.field(default=False, init=False)
     """The model has written or thought something."""
     ended: trio.Event = attrs.field(factory=trio.Event, init=False)
@@ -179,7 +181,10 @@ class PageAnswer:
             async with AsyncExitStack() as stack:
                 stack.callback(self.count_no_more)
                 assert self._make is not None  # it is generated once
-                stream = await stack.enter_async_context(source.generate(await self._make()))
+                came = trio.current_time()
+                request = await self._make()
+                self.made_ms = 1000 * (trio.current_time() - came)
+                stream = await stack.enter_async_context(source.generate(request))
                 meter = await stack.enter_async_context(metered(stream, self.account))
                 self._stream = stream
                 if self._ends_thinking:

@@ -57,6 +57,8 @@ HEARTBEAT_SEC = 10.0
 """Maximum silence of a stream: a proxy would hang up."""
 TOLD_SHARE = 0.05
 """Share of an answer's time from which the page tells what it went to."""
+TOLD_MS = 100
+"""Least time of a model's loading that the page tells."""
 NO_CACHE = (b"cache-control", b"no-store")
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 
@@ -449,6 +451,7 @@ def _last_event(answer: PageAnswer) -> bytes:
             "reason": finished.reason,
             "usage": unstructure(finished.usage),
             "metrics": unstructure(finished.metrics),
+            "loading_ms": round(answer.made_ms) if answer.made_ms >= TOLD_MS else 0,
             "seed": finished.seed,
             "warnings": list(finished.warnings),
             "summary": finished.summary,

@@ -31,6 +31,8 @@ interface Done {
   reason: "stop" | "length" | "cancelled" | "error";
   usage: Usage;
   metrics: RequestMetrics;
+  /** Time that its model was loaded for, before the request was made. */
+  loading_ms?: number;
   seed: number;
   warnings: string[];
   /** What the model was given in place of its oldest turns. */

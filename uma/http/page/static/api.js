@@ -100,9 +100,9 @@ async function failureOf(response) {
   return { code: String(code ?? response.status), message: words, retry_after_ms: retry };
 }
 
-/** @param {string} path @param {unknown} [body] @returns {Promise<any>} */
-export async function ask(path, body) {
-  return (await request(path, { body })).json();
+/** @param {string} path @param {unknown} [body] @param {AbortSignal} [signal] @returns {Promise<any>} */
+export async function ask(path, body, signal) {
+  return (await request(path, { body, signal })).json();
 }
 
 /** Have the server do something that it answers nothing to. @param {string} path @param {"POST" | "DELETE"} method */

@@ -1,40 +1,57 @@
 /** Questions about a text that the model decides rather than answers: how likely are yes, each option, each level. */
 
 import { ApiError, ask } from "./api.js";
-import { byId, h, number } from "./dom.js";
+import { byId, duration, h, number } from "./dom.js";
 
 const MEANING =
-  "These are not calibrated: 90 % is not right nine times of ten. Ask about texts that you know, and choose a threshold by them.";
+  "These probabilities are not calibrated: of answers at 90 %, nine in ten need not be right. Try texts whose answers you know, and choose a threshold by them.";
 /** Below this the model would rather have said something else. */
 const LEAST_MASS = 0.5;
 
-/** The sheet, which keeps what was written in it. @param {() => string} model The name of the one that is asked. */
-export function listenForDecisions(model) {
+/** The sheet, which keeps what was written in it. @param {() => string} model The name of the one that is asked. @param {() => boolean} isLoaded */
+export function listenForDecisions(model, isLoaded) {
   const dialog = byId("decisions", HTMLDialogElement);
   const found = byId("decided", HTMLElement);
   const button = byId("decide-now", HTMLButtonElement);
+  /** What ends the questions that are asked. @type {AbortController | undefined} */
+  let asking;
   byId("decide", HTMLElement).addEventListener("click", () => dialog.showModal());
-  byId("close-decisions", HTMLElement).addEventListener("click", () => dialog.close());
   byId("decisions-form", HTMLFormElement).addEventListener("submit", async (event) => {
     event.preventDefault();
+    if (asking) return asking.abort();
+    asking = new AbortController();
+    const { signal } = asking;
     const questions = byId("decided-questions", HTMLTextAreaElement).value;
     const lines = questions.split("\n").map((line) => line.trim()).filter(Boolean);
-    button.disabled = true;
-    found.replaceChildren(h("span", { class: "pulse" }));
+    button.textContent = "Stop";
+    const began = Date.now();
+    const clock = h("span", { "aria-hidden": "true" });
+    const ticking = setInterval(() => (clock.textContent = ` ${duration(Date.now() - began)}`), 1_000);
+    const first = isLoaded() ? "" : `${model()} is loaded first. `;
+    const asked = lines.length === 1 ? "the question" : `${number(lines.length)} questions`;
+    found.replaceChildren(h("p", { class: "help" }, h("span", { class: "pulse" }), `${first}The model reads the text and ${asked} …`, clock));
     try {
       const input = byId("decided-text", HTMLTextAreaElement).value;
       const body = { model: model(), input, questions: lines.map(questionOf) };
-      const { answers, usage } = await ask("v1/decisions", body);
+      const { answers, usage } = await ask("v1/decisions", body, signal);
       const { input_tokens: read, input_tokens_details: details } = usage;
-      const extent = `${number(read)} tokens, ${number(details.cached_tokens)} of them from the cache.`;
+      const extent = `${number(read)} tokens were read, ${number(details.cached_tokens)} of them from the cache.`;
       const shown = lines.map((line, at) => decision(line.split(" = ")[0], answers[at]));
       found.replaceChildren(...shown, h("p", { class: "help" }, `${extent} ${MEANING}`));
     } catch (error) {
-      if (!(error instanceof ApiError)) throw error;
-      found.replaceChildren(h("p", { class: "fault" }, error.message));
+      if (!signal.aborted && !(error instanceof ApiError)) throw error;
+      const words = error instanceof ApiError ? faultOf(error.message, lines) : "Stopped.";
+      found.replaceChildren(h("p", { class: signal.aborted ? "help" : "fault" }, words));
     }
-    button.disabled = false;
+    clearInterval(ticking);
+    asking = undefined;
+    button.textContent = "Decide";
   });
+}
+
+/** What the server has against a question, with its line in place of its number. @param {string} message @param {string[]} lines */
+function faultOf(message, lines) {
+  return message.replace(/questions\[(\d+)\][\w.[\]]*/g, (_, at) => `“${lines[at]}”`);
 }
 
 /** What a line asks, as the server takes it. @param {string} line */
@@ -68,7 +85,7 @@ function decision(name, { probability, probabilities, diagnostics, confidence })
   });
   const notes = [
     confidence !== undefined && `Confidence ${number(confidence, 2)}.`,
-    diagnostics.label_mass < LEAST_MASS && "The model would rather have answered otherwise: it did not understand the question.",
+    diagnostics.label_mass < LEAST_MASS && "The model would rather have answered something else: it may not have understood the question.",
   ].filter(Boolean);
   return h(
     "section",

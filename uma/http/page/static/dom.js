@@ -36,6 +36,12 @@ export function byId(id, kind) {
   return element;
 }
 
+/** A copy of a template of index.html, and what finds its parts by their class. @param {string} id @returns {[HTMLElement, (part: string) => HTMLElement]} */
+export function copyOf(id) {
+  const element = /** @type {HTMLElement} */ (byId(id, HTMLTemplateElement).content.firstElementChild?.cloneNode(true));
+  return [element, (part) => /** @type {HTMLElement} */ (element.querySelector(`.${part}`))];
+}
+
 /** @param {string} name One of the symbols in index.html. @returns {SVGSVGElement} */
 export function icon(name) {
   const space = "http://www.w3.org/2000/svg";
@@ -144,9 +150,6 @@ export function clearToasts() {
   for (const each of document.querySelectorAll('.toast:not([data-action="Undo"])')) each.remove();
 }
 
-/** Buttons that show that they have copied. @type {WeakSet<HTMLElement>} */
-const checked = new WeakSet();
-
 /** Copy to the clipboard, and show on the button that it happened. @param {HTMLElement} button @param {string} text */
 export async function copy(button, text) {
   if (!(await write(text))) {
@@ -154,14 +157,9 @@ export async function copy(button, text) {
     return;
   }
   announce("Copied");
-  if (checked.has(button)) return;
-  checked.add(button);
-  const before = [...button.childNodes];
-  button.replaceChildren(icon("check"));
-  setTimeout(() => {
-    checked.delete(button);
-    button.replaceChildren(...before);
-  }, 1_500);
+  const use = button.querySelector("use");
+  use?.setAttribute("href", "#i-check");
+  setTimeout(() => use?.setAttribute("href", "#i-copy"), 1_500);
 }
 
 /** @param {string} text @returns {Promise<boolean>} Whether it is in the clipboard. */

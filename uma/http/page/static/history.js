@@ -42,8 +42,8 @@ export class HistoryPanel {
   row(head) {
     const { number: name, model, origin, came_at, took_ms, reason } = head;
     const at = new Date(1_000 * came_at).toLocaleString("en-GB", { dateStyle: "short", timeStyle: "medium" });
-    const cached = head.cached_tokens ? `, ${number(head.cached_tokens)} cached` : "";
-    const extent = `${number(head.prompt_tokens)} in${cached} · ${number(head.completion_tokens)} out · ${duration(took_ms)} · ${reason}`;
+    const cached = head.cached_tokens ? ` (${number(head.cached_tokens)} cached)` : "";
+    const extent = `prompt ${number(head.prompt_tokens)}${cached} · answer ${number(head.completion_tokens)} tokens · ${duration(took_ms)} · ${reason}`;
     const summary = h("summary", {}, h("b", {}, `${name} `), [at, model, origin].filter(Boolean).join(" · "), h("span", {}, extent));
     const whole = h("details", {}, summary);
     whole.addEventListener("toggle", () => whole.open && whole.children.length === 1 && void this.show(head, whole));
@@ -62,7 +62,7 @@ export class HistoryPanel {
       const common = parting?.common_tokens ?? parting?.common_bytes;
       const unit = parting?.common_tokens == null ? "bytes" : "tokens";
       const parted =
-        parting && `It parts from ${before?.number} after ${number(common)} ${unit}, in ${parting.places[1]}: “${parting.tokens[1]}” in place of “${parting.tokens[0]}”.`;
+        parting && `It is as request ${before?.number} for ${number(common)} ${unit}, then differs in ${parting.places[1]}: “${parting.tokens[1]}” in place of “${parting.tokens[0]}”.`;
       into.append(parted ? h("p", {}, parted) : "", ...text("Prompt", prompt), ...text("Answer", answer));
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;

@@ -1,7 +1,7 @@
 /** A lane for each request, grouped by what is done for it: what was computed for it in each quarter of a second of the
  * last 30, as coloured ticks, or why nothing is computed for it. */
 
-import { arrange, h, iconButton, number } from "./dom.js";
+import { arrange, copyOf, h, number } from "./dom.js";
 import { INTERVAL_MS } from "./series.js";
 
 /** @typedef {{prefill: number, decode: number, cached: number, waits: boolean}} Tick */
@@ -81,16 +81,16 @@ class Scene {
   reasonOf(request) {
     const first = request.behind ? this.all.get(request.behind) : undefined;
     if (request.waits_for === "prompt" && first)
-      return `after ${this.nameOf(first)}, ${tokens(first.prompt_tokens - first.computed_tokens)} to go`;
-    if (request.waits_for === "prefix") return "another request reads what its prompt begins with";
+      return `behind the prompt of ${this.nameOf(first)}, of which ${tokens(first.prompt_tokens - first.computed_tokens)} are left`;
+    if (request.waits_for === "prefix") return "until another request has read the same beginning of a prompt";
     if (request.waits_for === "grammar") return "its grammar is compiled again";
-    if (request.waits_for === "reader") return "its reader has not taken what is written";
-    if (request.is_preempted) return "gave way to a higher priority";
+    if (request.waits_for === "reader") return "until its program takes what is written";
+    if (request.is_preempted) return "paused for a request of higher priority";
     const ahead = this.queue.slice(0, this.queue.indexOf(request));
     const higher = ahead.filter(({ priority }) => priority > request.priority).length;
-    const why = request.waits_for === "cells" ? "no cells are free for its prompt" : "no slot is free";
-    if (!ahead.length) return why;
-    const words = `${why}, ${number(ahead.length)} before it`;
+    const why = request.waits_for === "cells" ? " until the KV cache has space for its prompt" : "";
+    if (!ahead.length) return `next in the queue${why}`;
+    const words = `in the queue${why}, ${number(ahead.length)} before it`;
     return higher ? `${words}, ${number(higher)} of higher priority` : words;
   }
 }
@@ -108,34 +108,30 @@ class Lane {
     this.phase = "waiting";
     /** @type {Own | undefined} */
     this.does = undefined;
-    /** @type {HTMLElement | undefined} */
-    this.button = undefined;
     this.endedAt = 0;
     this.isOwn = false;
     this.isHurried = false;
     this.computed = isLate ? request.computed_tokens : request.cached_tokens;
     this.generated = isLate ? request.generated_tokens : 0;
     this.tellsCached = !isLate;
-    this.canvas = h("canvas", { "aria-hidden": "true" });
-    this.state = h("span", { class: "lane-state" });
-    this.figures = h("span", { class: "lane-figures" });
-    this.name = h("span", { class: "lane-name" });
-    this.pid = h("span", { class: "lane-pid" });
-    this.hurry = h("button", { type: "button", class: "link-button", hidden: true }, "Answer now");
-    this.side = h("div", { class: "lane-side" }, h("span", {}, this.state, " ", this.hurry), this.figures);
+    const [element, part] = copyOf("lane");
+    this.element = element;
+    this.element.dataset.id = request.id;
+    this.canvas = /** @type {HTMLCanvasElement} */ (part("lane-ticks"));
+    this.state = part("lane-state");
+    this.figures = part("lane-figures");
+    this.name = part("lane-name");
+    this.pid = part("lane-pid");
+    this.button = part("icon-button");
+    this.hurry = part("link-button");
+    this.button.onclick = () => this.does?.stop();
+    this.hurry.onclick = () => {
+      this.isHurried = this.hurry.hidden = true;
+      this.does?.hurry?.();
+    };
     const priority = PRIORITIES.get(request.priority) ?? "normal";
-    this.element = h(
-      "li",
-      { class: "lane", "data-id": request.id },
-      h(
-        "div",
-        { class: "lane-label" },
-        this.name,
-        h("span", {}, h("span", { class: `badge is-${priority}` }, priority), " ", this.pid),
-      ),
-      this.canvas,
-      this.side,
-    );
+    part("badge").textContent = priority;
+    part("badge").classList.add(`is-${priority}`);
   }
 
   /** @param {RunningRequest} request @param {number} column @param {Scene} scene */
@@ -179,10 +175,10 @@ class Lane {
     const share = Math.floor((100 * computed) / Math.max(1, prompt));
     this.state.textContent =
       isWaiting(request) ? scene.reasonOf(request) : this.phase === "reading" ? `reading ${share} %` : "writing";
-    const cached = cached_tokens ? `, ${number(cached_tokens)} cached` : "";
+    const cached = cached_tokens ? ` (${number(cached_tokens)} cached)` : "";
     const isWriting = this.phase === "writing" && !isWaiting(request);
-    const written = isWriting || generated_tokens ? ` · ${number(generated_tokens)} out` : "";
-    this.figures.textContent = `${number(prompt)} in${cached}${written}`;
+    const written = isWriting || generated_tokens ? ` · answer ${number(generated_tokens)}` : "";
+    this.figures.textContent = `prompt ${number(prompt)}${cached}${written}`;
     const own = scene.own(request.id);
     this.isOwn ||= Boolean(own?.title); // it keeps its name when it has ended
     if (own?.title || !this.isOwn) this.name.textContent = scene.nameOf(request);
@@ -196,19 +192,13 @@ class Lane {
 
   /** Buttons for what can be done with it. @param {Own | undefined} own */
   offer(own) {
-    if (own && !this.button) {
-      this.button = iconButton("stop", `End ${own.title ?? this.name.textContent}`, () => this.does?.stop(), "small");
-      this.state.after(" ", this.button);
-    } else if (!own && this.button) {
-      this.button.remove();
-      this.button = undefined;
+    if (own && !this.does) {
+      this.button.title = `End ${own.title ?? this.name.textContent}`;
+      this.button.setAttribute("aria-label", this.button.title);
     }
     this.does = own;
+    this.button.hidden = !own;
     this.hurry.hidden = !own?.hurry || this.phase !== "writing" || this.isHurried;
-    this.hurry.onclick = () => {
-      this.isHurried = this.hurry.hidden = true;
-      this.does?.hurry?.();
-    };
   }
 
   /** @param {number} column The newest. @param {Record<"prefill" | "decode" | "cached" | "line" | "wait", string>} colours */
@@ -274,6 +264,7 @@ export class Lanes {
   /** @param {Frame} frame */
   take(frame) {
     const column = Math.round(frame.at_ms / INTERVAL_MS);
+    const focused = this.list.contains(document.activeElement) && document.activeElement;
     this.isWatching = column - this.column <= MAX_GAP;
     this.column = column;
     const scene = new Scene(frame, this.own);
@@ -294,6 +285,9 @@ export class Lanes {
     const hidden = untold + told - shown.filter((each) => this.lanes.has(each.id)).length;
     this.more.textContent = `and ${number(hidden)} more`;
     this.arrange(shown, hidden);
+    // Of a request that has ended the button is gone: the focus goes on from the view.
+    const view = /** @type {HTMLElement | null} */ (this.list.closest("[tabindex]"));
+    if (focused && !focused.checkVisibility()) view?.focus({ preventScroll: true });
     this.paint();
   }
 

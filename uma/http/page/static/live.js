@@ -1,7 +1,7 @@
 /** The live view: what the engine does, four times a second, from one stream of snapshots that all viewers share. */
 
 import { act, ApiError, stream } from "./api.js";
-import { byId, duration, h, loaded, number } from "./dom.js";
+import { byId, copyOf, duration, h, loaded, number } from "./dom.js";
 import { HistoryPanel } from "./history.js";
 import { Lanes } from "./lanes.js";
 import { Series, WINDOW_MS } from "./series.js";
@@ -11,35 +11,22 @@ const RETRY_MS = 1_500;
 const SILENCE_MS = 10_000;
 /** The last bound of the server's times: what lies beyond is not known closer. */
 const MOST_MS = 60_000;
-const SVG = "http://www.w3.org/2000/svg";
 const NO_BREAK = "\u00a0";
 
 /** A figure with its name, a second line, and where it helps a line of the last minute. */
 class Tile {
   /** @param {string} name @param {string} [line] The colour of its line: `decode` or `prefill`. */
   constructor(name, line) {
-    this.value = h("span", { class: "tile-value" }, "–");
-    this.unit = h("span", { class: "tile-unit" });
-    this.note = h("dd", { class: "tile-note" });
-    this.element = h(
-      "div",
-      { class: "tile" },
-      h("dt", {}, name),
-      h("dd", {}, this.value, " ", this.unit),
-      this.note,
-    );
-    if (!line) return;
-    const svg = document.createElementNS(SVG, "svg");
-    svg.setAttribute("class", `spark is-${line}`);
-    svg.setAttribute("viewBox", "0 0 240 40");
-    svg.setAttribute("preserveAspectRatio", "none");
-    svg.setAttribute("aria-hidden", "true");
-    this.area = document.createElementNS(SVG, "path");
-    this.area.setAttribute("class", "spark-area");
-    this.line = document.createElementNS(SVG, "path");
-    this.line.setAttribute("class", "spark-line");
-    svg.append(this.area, this.line);
-    this.element.append(svg);
+    const [element, part] = copyOf("tile");
+    this.element = element;
+    part("tile-name").textContent = name;
+    this.value = part("tile-value");
+    this.unit = part("tile-unit");
+    this.note = part("tile-note");
+    this.area = part("spark-area");
+    this.line = part("spark-line");
+    if (line) part("spark").classList.add(`is-${line}`);
+    else part("spark").remove();
   }
 
   /** @param {string} value @param {string} unit @param {string} note @param {boolean} [isTold] Whether there is something to tell. */
@@ -53,7 +40,7 @@ class Tile {
   /** A speed: that of now, or the greatest that its line has. @param {{age_ms: number, value: number}[]} points The newest last. @param {number} total */
   showSpeed(points, total) {
     const [now, most] = [points.at(-1)?.value ?? 0, Math.max(...points.map(({ value }) => value))];
-    const note = now >= 0.5 ? `${number(total)} since the start` : "at most in the last minute";
+    const note = now >= 0.5 ? `${number(total)} since the start` : "the most of the last minute";
     this.show(number(now >= 0.5 ? now : most), "tokens/s", note, most >= 0.5);
     this.draw(points, Math.max(1, most));
   }
@@ -65,8 +52,8 @@ class Tile {
         `${(240 * (1 - age_ms / WINDOW_MS)).toFixed(1)},${(38 - (36 * value) / most).toFixed(1)}`,
     );
     const first = spots[0].split(",")[0];
-    this.line?.setAttribute("d", `M${spots.join("L")}`);
-    this.area?.setAttribute("d", `M${first},40L${spots.join("L")}L240,40Z`);
+    this.line.setAttribute("d", `M${spots.join("L")}`);
+    this.area.setAttribute("d", `M${first},40L${spots.join("L")}L240,40Z`);
   }
 }
 
@@ -109,16 +96,16 @@ export class LiveView {
     /** When the newest frame came. @type {Date | undefined} */
     this.heardAt = undefined;
     this.tiles = {
-      tokens: new Tile("Writing", "decode"),
+      tokens: new Tile("Writing answers", "decode"),
       prompt: new Tile("Reading prompts", "prefill"),
-      first: new Tile("First token"),
-      between: new Tile("Between tokens"),
-      cache: new Tile("From cache"),
+      first: new Tile("Time to first token"),
+      between: new Tile("Time between tokens"),
+      cache: new Tile("Prompts from the cache"),
       preempted: new Tile("Preemptions"),
     };
     this.cells = {
-      used: new Part("used", "in use"),
-      cached: new Part("cached", "cached"),
+      used: new Part("used", "tokens of running requests"),
+      cached: new Part("cached", "kept for later prompts"),
       free: new Part("free", "free"),
     };
     byId("tiles", HTMLElement).append(...Object.values(this.tiles).map((tile) => tile.element));
@@ -225,11 +212,11 @@ export class LiveView {
     this.showPercentiles(tiles.first, figures.first_token_ms);
     this.showPercentiles(tiles.between, figures.between_tokens_ms);
     const share = 100 * (figures.cached_share ?? 0);
-    tiles.cache.show(number(share), "%", "of the prompts' tokens", share >= 0.5);
+    tiles.cache.show(number(share), "%", "of their tokens were not read again", share >= 0.5);
     tiles.preempted.show(
       number(metrics.preemptions_total),
       "",
-      `${number(series.growth("preemptions_total"))} in the last minute`,
+      `requests paused for others, ${number(series.growth("preemptions_total"))} in the last minute`,
       metrics.preemptions_total > 0,
     );
   }
@@ -240,7 +227,7 @@ export class LiveView {
     const { count, last, p50, p95, p99 } = times;
     const all = this.info()?.models ? " of all models" : "";
     if (p50 === null) return tile.show(...split(about(last)), `the last of ${number(count)}`);
-    const words = [`median of ${number(count)}${all}`, `95 %: ${about(p95 ?? 0)}`, `99 %: ${about(p99 ?? 0)}`];
+    const words = [`median of ${number(count)}${all}`, `95 % within ${about(p95 ?? 0)}`, `99 % within ${about(p99 ?? 0)}`];
     tile.show(...split(about(p50)), words.map((each) => each.replaceAll(" ", NO_BREAK)).join(" · "));
   }
 
@@ -254,7 +241,7 @@ export class LiveView {
     this.cells.cached.show(cached, total);
     this.cells.free.show(Math.max(0, total - metrics.kv_cells_used), total);
     const share = metrics.kv_cells_share ?? total;
-    const one = share < total ? `a buffer of ${number(share)} for each request` : "one pool for all";
+    const one = share < total ? `${number(share)} tokens for each request` : "shared by all requests";
     this.layout.textContent = frame.models.filter(({ figures }) => figures).length > 1 ? "of all models" : one;
   }
 
@@ -277,7 +264,7 @@ function lineOf({ name, figures, loading_percent: percent, waiting = 0 }) {
   return h("li", {}, h("b", { dir: "auto" }, name), ` ${words.filter(Boolean).join(" ")}`);
 }
 
-/** What happens, and how long it takes until the last one has a slot. @param {Figures} figures @param {number} most Of requests that can have one. */
+/** What happens, and how long it takes until the last one begins. @param {Figures} figures @param {number} most Requests that can run at once. */
 function wordsOf(figures, most) {
   const { running, slot_every_ms: every } = figures;
   const runs = running ? `${number(running)} ${running === 1 ? "request runs" : "requests run"}` : "Nothing runs";
@@ -286,9 +273,9 @@ function wordsOf(figures, most) {
   const waiting = kinds.reduce((sum, lane) => sum + figures[`waiting_${lane}`], 0);
   if (!waiting) return `${runs}.`;
   const told = kinds.map((lane) => `${number(figures[`waiting_${lane}`])} ${lane}`).join(", ");
-  const time = every ? `, the last of them for about ${duration(Math.ceil(waiting * every))}` : "";
-  const bound = most && running >= most ? `; --max-sequences is ${number(most)}` : "";
-  return `${runs}, ${number(waiting)} ${waiting === 1 ? "waits" : "wait"} for a slot (${told})${time}${bound}.`;
+  const time = every ? `: the last of them begins in about ${duration(Math.ceil(waiting * every))}` : "";
+  const bound = most && running >= most ? ` At most ${number(most)} run at once (--max-sequences).` : "";
+  return `${runs}, ${number(waiting)} ${waiting === 1 ? "waits" : "wait"} in the queue (${told})${time}.${bound}`;
 }
 
 /** A figure and its unit. @param {string} text @returns {[string, string]} */

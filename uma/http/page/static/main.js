@@ -133,6 +133,11 @@ function modelName() {
   return (info?.models && (chat.current.model ?? info.models[0]?.name)) ?? info?.model.called ?? "";
 }
 
+/** Whether the model that answers is there: of several it can be one that its first question loads. */
+function isLoaded() {
+  return !info?.models || info.models.find(({ name }) => name === modelName())?.state === "loaded";
+}
+
 function chooseModel() {
   const label = info?.models ? "Find a model, or pull OWNER/NAME" : "The model of this server";
   palette.open(label, (text) => picker.entries(info, modelName(), text));
@@ -141,9 +146,8 @@ function chooseModel() {
 
 /** Tokens of a text, where the model that answers is there to count them. @param {string} text @returns {Promise<number | undefined>} */
 async function count(text) {
-  const model = info?.models && modelName();
-  if (model && info?.models?.find(({ name }) => name === model)?.state !== "loaded") return undefined;
-  return ask("tokenize", { model: model || undefined, content: text }).then(({ count }) => count, () => undefined);
+  if (!isLoaded()) return undefined;
+  return ask("tokenize", { model: (info?.models && modelName()) || undefined, content: text }).then(({ count }) => count, () => undefined);
 }
 
 /** Search for anything: conversations by what was said in them, models, actions. */
@@ -183,6 +187,7 @@ function actions() {
     { label: "Live view", run: click("tab-live") },
     { label: "Chat", run: click("tab-chat") },
     { label: "Decide about a text", run: click("decide") },
+    { label: "Keyboard shortcuts", also: "keys help ?", run: showKeys },
     { label: "Other colours", also: "dark light theme mode", run: click("theme") },
     { label: "Import conversations", run: click("import") },
     { label: "Export all conversations", run: click("export-all") },
@@ -299,36 +304,17 @@ function begin() {
   composer.input.focus();
 }
 
+function showKeys() {
+  if (!document.querySelector("dialog[open]")) byId("keys", HTMLDialogElement).showModal();
+}
+
 function editSettings() {
   const change = (/** @type {Settings} */ settings) => {
     chat.setSettings(settings);
     keep(SETTINGS_KEY, JSON.stringify(settings));
   };
-  openSettings(chat.current.settings, info, change, currentKey() ? keySection() : null);
-}
-
-/** What can be done with the key that this browser keeps. */
-function keySection() {
-  const button = (/** @type {string} */ label, /** @type {() => void} */ act) => {
-    const run = () => {
-      byId("settings", HTMLDialogElement).close();
-      act();
-    };
-    return h("button", { type: "button", class: "button", onclick: run }, label);
-  };
-  const forget = () => {
-    setKey("");
-    toast("This browser has forgotten the key.");
-    void connect();
-  };
-  return h(
-    "fieldset",
-    { class: "field" },
-    h("legend", {}, "Key"),
-    h("p", { class: "help" }, "This browser keeps the key that this page sends to the server."),
-    button("Change the key", () => askForKey("Another key")),
-    button("Forget the key", forget),
-  );
+  byId("key-section", HTMLElement).hidden = !currentKey();
+  openSettings(chat.current.settings, info, change);
 }
 
 /** @param {string} theme */
@@ -454,9 +440,20 @@ function askForKey(title = "This server needs a key", fault = "") {
   dialog.showModal();
 }
 
-/** The dialog for a key: it is kept, or dismissed. */
+/** The dialog for a key: it is kept, or dismissed; and what can be done in the settings with the one that is kept. */
 function listenForKey() {
   const dialog = byId("key-dialog", HTMLDialogElement);
+  const act = (/** @type {string} */ id, /** @type {() => void} */ run) =>
+    byId(id, HTMLElement).addEventListener("click", () => {
+      byId("settings", HTMLDialogElement).close();
+      run();
+    });
+  act("change-key", () => askForKey("Another key"));
+  act("forget-key", () => {
+    setKey("");
+    toast("This browser has forgotten the key.");
+    void connect();
+  });
   byId("key-form", HTMLFormElement).addEventListener("submit", (event) => {
     event.preventDefault();
     const key = byId("key", HTMLInputElement).value.trim();
@@ -540,7 +537,7 @@ function listen() {
   menu.addEventListener("click", () => sidebar.openMenu(menu, chat.current.id, null));
   heading.addEventListener("click", () => chat.conversations.includes(chat.current) && rename(chat.current, heading));
   byId("model", HTMLElement).addEventListener("click", chooseModel);
-  listenForDecisions(modelName);
+  listenForDecisions(modelName, isLoaded);
   byId("search", HTMLElement).addEventListener("click", search);
   byId("export-all", HTMLElement).addEventListener("click", () =>
     download("uma-conversations.json", exportJson(chat.conversations)),
@@ -551,6 +548,11 @@ function listen() {
     if (event.key.toLowerCase() === "k" && (event.ctrlKey || event.metaKey)) {
       event.preventDefault();
       search();
+    }
+    const isTyping = event.target instanceof Element && event.target.matches("input, textarea, select");
+    if (event.key === "/" ? event.ctrlKey || event.metaKey : event.key === "?" && !isTyping) {
+      event.preventDefault();
+      showKeys();
     }
     if (event.key !== "Escape" || event.defaultPrevented || event.isComposing) return;
     if (!byId("chat-view", HTMLElement).hidden && !document.querySelector("dialog[open], :popover-open"))

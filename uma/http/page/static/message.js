@@ -5,7 +5,7 @@ import { Blocks } from "./blocks.js";
 import { ask, ApiError } from "./api.js";
 import { announce, copy, duration, h, iconButton, loaded, number } from "./dom.js";
 import { busy, explain } from "./failures.js";
-import { openable } from "./pictures.js";
+import { openable, thumbnail } from "./pictures.js";
 import { Thinking } from "./thinking.js";
 import { Tokens } from "./tokens.js";
 
@@ -79,7 +79,7 @@ export function question(message, siblings, actions) {
   folded.set(bubble, more);
   folding.observe(bubble);
   const files = (message.files ?? []).map((file) =>
-    file.image ? openable(file) : h("span", { class: "file" }, ...labelOf(file)),
+    openable(file, ...(file.image ? [thumbnail(file)] : labelOf(file))),
   );
   const edit = iconButton("edit", "Edit and send again", () => editing(article, message, actions).focus());
   const copyButton = iconButton("copy", "Copy the question", () => copy(copyButton, message.text));
@@ -316,7 +316,7 @@ function statusOf(run) {
 }
 
 function toLive() {
-  return h("a", { href: "#live" }, "What the engine does");
+  return h("a", { href: "#live" }, "See all requests");
 }
 
 /** @param {Progress} progress */
@@ -409,13 +409,15 @@ function whyButton({ request, done }, foot) {
     button.setAttribute("aria-expanded", String(!shown));
     if (shown) return shown.remove();
     const list = h("ul", { class: "why" }, h("li", {}, "…"));
+    const line = (/** @type {string} */ words) => h("li", { dir: "auto" }, words);
+    const before = done.loading_ms ? [line(`${duration(done.loading_ms)}: before all of this its model was loaded`)] : [];
     foot.append(list);
     try {
       const { spent, sentences } = await ask(`why/${encodeURIComponent(request)}`);
-      list.replaceChildren(...[...spent, ...sentences].map((each) => h("li", { dir: "auto" }, each)));
+      list.replaceChildren(...before, ...[...spent, ...sentences].map(line));
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
-      list.replaceChildren(h("li", {}, "The server does not know any more: it explains its last thousand requests."));
+      list.replaceChildren(...before, line("The server does not know any more: it explains its last thousand requests."));
     }
     list.scrollIntoView({ block: "nearest" }); // of the last answer it would lie below what is seen
   };

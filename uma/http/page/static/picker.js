@@ -8,7 +8,7 @@ const TOO_LARGE = "Models that are too large for this server";
 /** What the list is divided into, in this order: a model stands in the first that it belongs to. @type {[string, (model: ListedModel) => boolean][]} */
 const GROUPS = [
   ["Models that are loaded", ({ state }) => state === "loaded" || state === "loading"],
-  ["Models that are loaded when they are asked", ({ fits }) => fits],
+  ["Models that are loaded with their first question", ({ fits }) => fits],
   [TOO_LARGE, () => true],
 ];
 /** What `uma pull` takes. */
@@ -44,7 +44,7 @@ export class Picker {
   /** @param {ListedModel} model @param {string} group @param {string} chosen @returns {Entry} */
   entry({ name, state, loading_percent: percent, ...model }, group, chosen) {
     const note = [
-      model.parameters && sizeOf(model.parameters, ["M", "B"]),
+      model.parameters && `${sizeOf(model.parameters, ["M", "B"])} parameters`,
       model.quantization,
       model.size_bytes && sizeOf(model.size_bytes, ["MB", "GB"]),
       model.context_length && `${number(model.context_length)} tokens of context`,

@@ -52,14 +52,15 @@ export function thumbnail({ name, image }) {
   return h("img", { class: "thumbnail", src: image, alt: `Picture: ${name}` });
 }
 
-/** The same as a button that shows it large. @param {Attachment} file */
-export function openable(file) {
+/** A file beside a question, as a button that shows the picture large, or the text that the model is given. @param {Attachment} file @param {...Node} label */
+export function openable(file, ...label) {
   const open = () => {
     const dialog = byId("picture", HTMLDialogElement);
     const close = h("button", { type: "button", class: "button", onclick: () => dialog.close() }, "Close");
-    const large = h("img", { src: file.image, alt: `Picture: ${file.name}` });
+    const text = { class: "file-text", dir: "auto", tabindex: 0, role: "region", "aria-label": "Text" };
+    const large = file.image ? h("img", { src: file.image, alt: `Picture: ${file.name}` }) : h("pre", text, file.text);
     dialog.replaceChildren(large, h("div", { class: "sheet-foot" }, h("p", { dir: "auto" }, file.name), close));
     dialog.showModal();
   };
-  return h("button", { type: "button", class: "picture", title: `Show ${file.name}`, onclick: open }, thumbnail(file));
+  return h("button", { type: "button", class: file.image ? "picture" : "file", title: `Show ${file.name}`, onclick: open }, ...label);
 }

@@ -182,6 +182,7 @@ function isDone(done) {
     Object.entries(FIGURES).every(([part, names]) => names.every((name) => isNumber(done[part]?.[name]))) &&
     isOptional(done.usage.reasoning_tokens, "number") &&
     isOptional(done.seed, "number") &&
+    isOptional(done.loading_ms, "number") &&
     isOptional(done.reason, "string") &&
     isOptional(done.summary, "string") &&
     (done.warnings ?? []).every?.((/** @type {unknown} */ each) => typeof each === "string") === true

@@ -19,7 +19,7 @@ export function find(conversation, words) {
   const title = conversation.title.toLowerCase();
   if (count(title, words) === words.length) return { conversation, id: null, snippet: "" };
   const texts = Object.values(conversation.messages).map(({ id, text, files = [] }) => {
-    const whole = [text, ...files.map(({ name }) => name)].join("\n");
+    const whole = [text, ...files.map((file) => `${file.name}: ${file.text}`)].join("\n");
     return { id, whole, lower: whole.toLowerCase() };
   });
   if (!words.every((word) => title.includes(word) || texts.some(({ lower }) => lower.includes(word)))) return null;

@@ -1,6 +1,6 @@
 /** The sheet with a conversation's instructions and sampling settings, each with what it does. */
 
-import { byId, h, iconButton, number } from "./dom.js";
+import { byId, h, number } from "./dom.js";
 import { keep, kept } from "./local.js";
 
 /** Nothing is set: the server's and the model's own sampling holds. @type {Settings} */
@@ -32,8 +32,8 @@ const FIELDS = /** @type {[string, string, string, boolean, string?][]} */ ([
   ["repetition_penalty", "Repetition penalty", "Over 1, tokens among the last 64 become less likely.", ANY],
   ["frequency_penalty", "Frequency penalty", "Lowers a token once for every time it occurs among the last 64.", ANY],
   ["presence_penalty", "Presence penalty", "Lowers a token that occurs among the last 64, however often.", ANY],
-  ["max_tokens", "Longest answer", "In tokens. Empty: the server’s own bound, which is shown.", WHOLE],
-  ["min_tokens", "Shortest answer", "In tokens: it does not end by itself before so many.", WHOLE, "0"],
+  ["max_tokens", "Longest answer", "At most so many tokens. Empty: the server’s own limit, which is shown.", WHOLE],
+  ["min_tokens", "Shortest answer", "At least so many tokens, before which the answer does not end.", WHOLE, "0"],
   ["answers", "Answers at once", `Up to ${MAX_ANSWERS} versions of each answer, written side by side.`, WHOLE, "1"],
   ["seed", "Seed", "The same seed draws the same answer again. Empty: a new one each time.", WHOLE, "random"],
   ["logprobs", "Token probabilities", "Marks each token by its probability, and tells likely ones in its place.", WHOLE, "off"],
@@ -43,22 +43,22 @@ const FIELDS = /** @type {[string, string, string, boolean, string?][]} */ ([
 
 /** @type {Choice[]} */
 const THINKING = [
-  { value: "auto", label: "Auto", help: "thinks as it does by itself" },
-  { value: "off", label: "Off", help: "is asked to answer at once" },
+  { value: "auto", label: "Auto", help: "as the model does by default" },
+  { value: "off", label: "Off", help: "the model is asked to answer at once" },
 ];
 
 /** @type {Choice[]} */
 const OVERFLOW = [
   { value: "off", label: "Ask", help: "before anything is left out" },
   { value: "auto", label: "Drop the oldest turns", help: "and say how many" },
-  { value: "compact", label: "Summarise the oldest turns", help: "by the model, and show what it wrote" },
+  { value: "compact", label: "Summarise the oldest turns", help: "by the model, whose summary is shown" },
 ];
 
 /** @type {Choice[]} */
 const LANES = [
-  { value: 1, label: "Interactive", help: "goes before everything else, if the key lets it" },
-  { value: 0, label: "Normal", help: "waits for interactive requests" },
-  { value: -1, label: "Background", help: "gives way to all others" },
+  { value: 1, label: "Interactive", help: "before all other requests, where your key allows it" },
+  { value: 0, label: "Normal", help: "behind interactive requests" },
+  { value: -1, label: "Background", help: "behind all other requests" },
 ];
 
 /** The numbers that a setting can be; without a server that tells, as far as it is known. @param {string} name @param {Info | undefined} info */
@@ -155,9 +155,8 @@ export function summary(settings) {
  * @param {Settings} settings
  * @param {Info | undefined} info
  * @param {(settings: Settings) => void} onChange
- * @param {HTMLElement | null} [more] What else belongs into the sheet.
  */
-export function openSettings(settings, info, onChange, more = null) {
+export function openSettings(settings, info, onChange) {
   const dialog = byId("settings", HTMLDialogElement);
   const draft = structuredClone(settings);
   const changed = () => onChange(structuredClone(draft));
@@ -168,18 +167,12 @@ export function openSettings(settings, info, onChange, more = null) {
   const load = (/** @type {Settings} */ chosen) => {
     Object.assign(draft, { answers: undefined }, chosen);
     changed();
-    openSettings(draft, info, onChange, more);
+    openSettings(draft, info, onChange);
   };
-  dialog.replaceChildren(
-    h(
-      "header",
-      { class: "sheet-head" },
-      h("h2", { id: "settings-title" }, "Settings"),
-      iconButton("x", "Close", () => dialog.close()),
-    ),
+  byId("settings-body", HTMLElement).replaceWith(
     h(
       "div",
-      { class: "sheet-body" },
+      { id: "settings-body", class: "sheet-body" },
       instructions(draft, changed),
       presets(draft, info, load),
       h("p", { class: "help scope" }, "All below is for this conversation, and for new ones from now on."),
@@ -200,13 +193,12 @@ export function openSettings(settings, info, onChange, more = null) {
         "fieldset",
         {},
         h("legend", {}, "Sampling"),
-        h("p", { class: "help" }, "A field that is empty shows what the server and the model take by themselves."),
+        h("p", { class: "help" }, "An empty field shows the default of the server and the model."),
         h("div", { class: "numbers" }, ...fields(info).map((field) => numberField(field, draft, info, changed))),
         stops(draft, changed),
         info?.capabilities.grammars?.includes("json_schema") && schema(draft, changed),
       ),
       h("button", { type: "button", class: "button", id: "reset", onclick: reset }, "Back to the defaults"),
-      more,
     ),
   );
   if (!dialog.open) dialog.showModal();
@@ -263,7 +255,7 @@ function presets(draft, info, load) {
     h("legend", {}, "Presets"),
     !isNone && choice,
     h("div", { class: "preset-row" }, input, keepIt, !isNone && button("Delete", remove)),
-    h("p", { class: "help", id: "preset-help" }, "Keeps the instructions and all settings in this browser, under a name."),
+    h("p", { class: "help", id: "preset-help" }, "The instructions and all settings, kept in this browser under a name."),
   );
 }
 
