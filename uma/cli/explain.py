@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Iterator
-from contextlib import AsyncExitStack
 from datetime import datetime
 
-from uma.cli import say, words
+from uma.cli import words
 from uma.cli.options import load_settings
 from uma.cli.sanitize import json_text
-from uma.cli.source import connected, pointing_to_others
+from uma.cli.source import asking
 from uma.cli.table import print_table, print_wrapped
 from uma.cli.trio_run import Interrupts, run
 from uma.contracts.explaining import seconds, sentences
@@ -31,9 +30,7 @@ def main(options: argparse.Namespace) -> int:
     config = load_settings(options).config
 
     async def show(_: Interrupts) -> int:
-        async with AsyncExitStack() as stack:
-            with pointing_to_others(config.socket):
-                client = await connected(stack, config.socket, say.note, loads=False)
+        async with asking(config.socket) as client:
             explained = await client.explain(_OF_HTTP.sub("", options.id))
         if options.json:
             print(json_text(unstructure(explained), indent=2))

@@ -11,8 +11,8 @@ import errno
 import os
 import shlex
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import attrs
@@ -22,7 +22,7 @@ from uma.cli import words
 from uma.cli.default_model import check_folder, default_model
 from uma.cli.listening import listening_sockets
 from uma.cli.options import SAMPLING
-from uma.cli.say import passing
+from uma.cli.say import note, passing
 from uma.cli.trio_run import Interrupts
 from uma.client import Client, connect
 from uma.config import BUILTIN, LOG, SERVER_ONLY, Loaded, RuntimeConfig, settings
@@ -131,15 +131,22 @@ async def _found(
     return loaded.config
 
 
-@contextmanager
-def pointing_to_others(path: str) -> Iterator[None]:
-    """A block in which the error that no server listens on `path` tells of servers elsewhere, if there are any."""
-    try:
-        yield
-    except ConnectionLost as error:
-        if not _is_none_there(error) or not any(str(other) != path for other in listening_sockets()):
-            raise
-        raise ConnectionLost(f"{path}: no server listens there; `uma ps` lists those that run") from error
+@asynccontextmanager
+async def asking(path: str, *, waits: bool = True) -> AsyncIterator[Client]:
+    """A session with the server on a socket for what no model is needed for. `waits`: see `connect`. Where no server
+    listens there, the error tells of those elsewhere, if there are any.
+    """
+    async with AsyncExitStack() as stack:
+        try:
+            if waits:
+                client = await connected(stack, path, note, loads=False)
+            else:
+                client = await stack.enter_async_context(connect(path, loads=False, waits=False))
+        except ConnectionLost as error:
+            if not _is_none_there(error) or not any(str(other) != path for other in listening_sockets()):
+                raise
+            raise ConnectionLost(f"{path}: no server listens there; `uma ps` lists those that run") from error
+        yield client
 
 
 def _is_none_there(error: ConnectionLost) -> bool:

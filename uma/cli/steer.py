@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from contextlib import AsyncExitStack
 
 from uma.cli import say, words
 from uma.cli.options import load_settings
-from uma.cli.source import connected, pointing_to_others
+from uma.cli.source import asking
 from uma.cli.table import print_wrapped
 from uma.cli.trio_run import Interrupts, run
 from uma.client import Client
@@ -20,9 +19,7 @@ def main(options: argparse.Namespace) -> int:
     path = load_settings(options).config.socket
 
     async def steer(_: Interrupts) -> int:
-        async with AsyncExitStack() as stack:
-            with pointing_to_others(path):
-                client = await connected(stack, path, say.note, loads=False)
+        async with asking(path) as client:
             if options.command in ("pin", "unpin"):
                 told = await _pin(client, options.name, is_pinned=options.command == "pin")
             else:

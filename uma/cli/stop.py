@@ -10,8 +10,8 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import attrs
@@ -19,11 +19,11 @@ import trio
 
 from uma.cli import say, words
 from uma.cli.options import load_settings
-from uma.cli.source import NOT_LISTENING
+from uma.cli.source import asking
 from uma.cli.table import print_wrapped
 from uma.cli.trio_run import Interrupts, run
-from uma.client import Client, connect, dialled
-from uma.errors import ConnectionLost, Loading, UmaError
+from uma.client import Client, dialled
+from uma.errors import Loading, UmaError
 
 AGAIN_SEC = 0.5
 """Time between the signals of `--now`: one lets requests finish, a further one ends the server at once."""
@@ -124,7 +124,7 @@ def _pid(path: str, client: Client) -> int:
 
 
 async def _stop_ready(path: str, *, is_now: bool) -> int:
-    async with _connected(path) as client:
+    async with asking(path, waits=False) as client:
         pid, model = _pid(path, client), words.names(client.info.models) or client.info.model.name
         with Process.held(pid) as process:
             # An answer from here on proves that the handle is the server's: it had not ended when it was opened.
@@ -136,20 +136,6 @@ async def _stop_ready(path: str, *, is_now: bool) -> int:
             await _wait(process, is_now=is_now)
     print_wrapped(f"stopped process {pid}, which served {model} on {path}")
     return 0
-
-
-@asynccontextmanager
-async def _connected(path: str) -> AsyncIterator[Client]:
-    """A session with the server to stop. Raises `ConnectionLost` that says where to look for another one."""
-    async with AsyncExitStack() as stack:
-        try:
-            client = await stack.enter_async_context(connect(path, loads=False, waits=False))
-        except ConnectionLost as error:
-            if not (isinstance(error.__cause__, OSError) and error.__cause__.errno in NOT_LISTENING):
-                raise
-            others = "`uma ps` lists those that run, and `uma stop --socket PATH` ends one"
-            raise ConnectionLost(f"{path}: no server listens there; {others}") from error
-        yield client
 
 
 async def _wait(process: Process, *, is_now: bool) -> None:

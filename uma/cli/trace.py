@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-from contextlib import AsyncExitStack
 
 from uma.cli import say
 from uma.cli.options import load_settings
-from uma.cli.source import connected, pointing_to_others
+from uma.cli.source import asking
 from uma.cli.trio_run import Interrupts, run
 from uma.errors import ConfigError
 
@@ -26,9 +25,7 @@ def main(options: argparse.Namespace) -> int:
         except OSError as error:
             raise ConfigError(f"{options.out}: cannot be written: {error.strerror}; name another file") from None
         with file:
-            async with AsyncExitStack() as stack:
-                with pointing_to_others(config.socket):
-                    client = await connected(stack, config.socket, say.note, loads=False)
+            async with asking(config.socket) as client:
                 trace = await client.trace(options.seconds)
             file.write(trace)
         say.note(f"{options.out}: open it in https://ui.perfetto.dev or chrome://tracing")
