@@ -1,4 +1,5 @@
-"""Whose request it is, where it comes from this machine without a key: the user of its process, as Linux tells it.
+"""Whose request it is, where it comes from this machine without a key: the user of its process, as Linux tells it. And
+who can change which models a server has, or which of them stay: who runs it, and keys that were given the right.
 
 A page without a key belongs to the user whose browser it is in, and so do their requests on the Unix socket. Through a
 proxy it is the proxy's user that is seen, so what says that it was forwarded has none. Forwarders of connections say
@@ -8,10 +9,13 @@ root, for then there is no other whose the page could be.
 
 from __future__ import annotations
 
+import sys
+
 import trio
 
 from uma import posix
 from uma.http.exchange import Exchange
+from uma.http.problem import Forbidden
 from uma.net.client import THIS_MACHINE, machine_at
 from uma.net.tcp_peer import Address, ends_at
 
@@ -38,3 +42,23 @@ async def user_of(http: Exchange) -> int | None:
     if found is None or (found.uid == ROOT and posix.user_id() != ROOT):
         return None
     return found.uid
+
+
+async def is_manager(http: Exchange) -> bool:
+    """Whether the request's key, or without keys its user on this machine, can manage models."""
+    if http.account is not None:
+        return http.account.manages_models
+    return await user_of(http) == posix.user_id()
+
+
+async def check_manager(http: Exchange, what: str) -> None:
+    """Raise `Forbidden` unless `is_manager`."""
+    if await is_manager(http):
+        return
+    if http.account is not None:
+        raise Forbidden(f"{http.account.name} must not {what}: its key has no manage_models = true")
+    here = "from this machine and not through a proxy" if sys.platform == "linux" else "and Linux alone tells who asks"
+    raise Forbidden(
+        f"only the user that the server runs as can {what}, {here}; others need a key with manage_models = true "
+        "(`uma key new NAME --manage-models`)"
+    )

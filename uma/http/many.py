@@ -17,9 +17,9 @@ from uma.http.gateway import Gateway
 from uma.http.generation import HEARTBEAT_SEC, NO_BUFFERING, unless_gone
 from uma.http.ignored import header_value
 from uma.http.keep_alive import keep_sec
+from uma.http.local_user import is_manager
 from uma.http.models import FOREIGN, MODEL_HEADER, ModelNames
 from uma.http.problem import Forbidden, NotFound
-from uma.http.rights import is_manager
 from uma.models.names import with_each
 from uma.net.quota import Excess
 from uma.types import MAX_KEEP_SEC, ListedModel, Models, Source

@@ -22,6 +22,7 @@ from uma.http.exchange import Exchange
 from uma.http.fields import MAX_MESSAGES, MAX_WINDOW, Common, Stop, sampling
 from uma.http.gateway import Gateway
 from uma.http.keep_alive import keep_sec
+from uma.http.local_user import check_manager
 from uma.http.logprobs import PendingLogprobs, entries, spelling
 from uma.http.many import known_model, named_models, of_model, own_models
 from uma.http.media import MediaReader
@@ -29,7 +30,6 @@ from uma.http.models import iso_time
 from uma.http.ollama_models import NameBody
 from uma.http.problem import Unsupported
 from uma.http.reader import SYNONYMS, Reader, read
-from uma.http.rights import check_manager
 from uma.http.structured_outputs import StructuredFields, grammar_of
 from uma.http.thinking import Wish
 from uma.http.tools import Name, Tools, check_calls, distinct, name_schemas

@@ -16,10 +16,10 @@ from uma.http.dialect import NDJSON, dumps
 from uma.http.exchange import Exchange
 from uma.http.gateway import Gateway
 from uma.http.generation import NO_BUFFERING, while_connected
+from uma.http.local_user import check_manager
 from uma.http.many import own_model
 from uma.http.problem import NotFound, Unsupported
 from uma.http.reader import Reader, read
-from uma.http.rights import check_manager
 from uma.types import Download, Models
 
 TELL_SEC = 0.1

@@ -9,10 +9,10 @@ import attrs
 from uma.errors import BadRequest, UmaError
 from uma.http.exchange import Exchange
 from uma.http.gateway import Gateway
+from uma.http.local_user import check_manager
 from uma.http.many import own_model
 from uma.http.problem import Unsupported
 from uma.http.reader import read
-from uma.http.rights import check_manager
 from uma.types import ListedModel, Models
 
 
