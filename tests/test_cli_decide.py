@@ -32,7 +32,8 @@ def test_each_line_has_a_line_of_probabilities(server: ServerProcess, tmp_path: 
         assert topic["answer"] in ("work", "home")
         assert list(urgent["probabilities"]) == ["1", "2", "3"]
         assert 0 <= urgent["score"] <= 2
-    table = decide(str(tmp_path / "mails"), "--table", *ASKED, *at).stdout.decode().splitlines()
+    piped = (tmp_path / "mails").read_bytes()
+    table = decide("--table", *ASKED, *at, stdin=piped).stdout.decode().splitlines()
     assert [line.count("\t") for line in table] == [3, 3, 3]
 
 

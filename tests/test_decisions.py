@@ -263,6 +263,20 @@ async def test_a_decision_that_is_left_leaves_nothing_behind(tiny: Path) -> None
         assert isinstance(await engine.decide(decision()), Decisions)
 
 
+async def test_questions_are_one_request_to_counters_and_to_explain_and_go_in_few_batches(tiny: Path) -> None:
+    questions = [DecisionQuestion.predicate(f"Is lamp {number} scratched?") for number in range(8)]
+    async with open_engine(config_for(tiny)) as engine:
+        before = engine.snapshot()
+        found = await engine.decide(decision(questions=questions, priority=1))
+        now, told = engine.snapshot(), await engine.explain("d")
+    assert (told.reason, told.priority, told.generated_tokens) == ("length", 1, 0)
+    requests, tokens, batches = (
+        now[name] - before[name] for name in ("requests_total", "prefill_tokens_total", "batch_calls_total")
+    )
+    assert (requests, tokens) == (1, found.read_tokens)
+    assert batches < 20  # of 56 rows
+
+
 async def test_a_decision_that_runs_when_no_more_are_taken_goes_on_to_its_end(tiny: Path) -> None:
     found = list[Decisions]()
 

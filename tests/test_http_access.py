@@ -40,6 +40,7 @@ LIMIT = 10_000
 MORE_BOUNDS = {
     "leaver": "max_tokens_per_minute = 50\n",
     "embedder": "max_priority = -1\nmax_tokens_per_minute = 10\n",
+    "decider": "max_priority = -1\nmax_tokens_per_minute = 10\n",
     "calm": "priority = -1\nmax_priority = -1\n",
     "hasty": "target_ttft_ms = 1e-6\n",
     "roomy": "max_tokens = 50_000\n",
@@ -200,6 +201,12 @@ def test_a_key_s_bounds_hold_for_embeddings(locked: HttpServer, keys: dict[str, 
     assert "max_tokens_per_minute" in refused.json["error"]
     assert locked.ask("POST", "/health/check", {"type": "embedding"}, **mine).status == 429  # no word of the engine
     assert locked.ask("POST", "/api/embed", few, **bearer(keys, "free")).status == 200
+
+
+def test_a_key_s_bounds_hold_for_decisions(locked: HttpServer, keys: dict[str, str]) -> None:
+    mine, asked = bearer(keys, "decider"), {"input": "a fox", "questions": [{"type": "predicate", "instructions": "?"}]}
+    answers = [locked.ask("POST", "/v1/decisions", asked, **mine, **more) for more in ({"x-uma-priority": "1"}, {}, {})]
+    assert [answer.status for answer in answers] == [403, 200, 429]
 
 
 def test_a_key_s_bounds_hold_for_health_checks(locked: HttpServer, keys: dict[str, str]) -> None:

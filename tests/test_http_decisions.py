@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -133,8 +132,14 @@ def test_conversations_with_calls_and_json_are_states_and_fields_without_effect_
             "content": [{"type": "input_text", "text": "Order?"}, {"type": "input_json", "data": {"n": 1}}],
         },
         {"role": "assistant", "content": [{"type": "output_text", "text": "Which one?"}]},
+        {"type": "function_call", "call_id": "c", "name": "look_up", "arguments": '{"order": 1}'},
+        {"type": "function_call_output", "call_id": "c", "output": "It was lost."},
+        {"type": "custom_tool_call", "call_id": "d", "name": "say", "input": "Sorry."},
+        {"type": "custom_tool_call_output", "call_id": "d", "output": [{"type": "input_text", "text": "Said."}]},
     ]
     answer = http_server.ask("POST", "/v1/decisions", OPENAI | {"input": items, "safety_identifier": "x"})
     assert answer.status == 200, answer.body
     assert "safety_identifier" in answer.headers["x-uma-ignored"]
-    assert json.loads(answer.body)["model"]
+    assert answer.json["model"]
+    fewer = http_server.ask("POST", "/v1/decisions", OPENAI | {"input": items[:3]}).json
+    assert answer.json["usage"]["input_tokens"] > fewer["usage"]["input_tokens"]

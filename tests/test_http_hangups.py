@@ -25,6 +25,12 @@ LONG = 30_000
 PIECE = 256
 """Maximum tokens of a prompt in one batch."""
 LONG_PROMPT = [5, 6, 7, 8] * 8000
+DECISION = {
+    "input": "a fox " * 5_000,
+    "questions": [{"type": "choice", "instructions": "Which?", "choices": [{"value": "b"}, {"value": "c"}]}],
+    **{"labels": "codes", "orders": "one"},
+}
+"""Of one row, behind a long state."""
 FEW_TOKENS, FEW_PIECES = 100, 4
 """Maximum computed for requests after their clients have gone: of 30,000 tokens, and of a prompt of 125 pieces."""
 
@@ -141,8 +147,9 @@ def test_a_client_with_more_sent_than_is_read_is_missed_too(server: HttpServer, 
         ("/v1/completions", {"prompt": LONG_PROMPT, "stream": True}, 1),
         ("/v1/completions", {"prompt": ["a", "b", "c"]}, 3),
         ("/v1/chat/completions", {"prompt": None, "messages": [{"role": "user", "content": "x"}], "stream": True}, 1),
+        ("/v1/decisions", DECISION, 1),
     ],
-    ids=["whole", "long prompt", "streamed long prompt", "several prompts", "streamed chat"],
+    ids=["whole", "long prompt", "streamed long prompt", "several prompts", "streamed chat", "decision"],
 )
 def test_a_client_that_goes_or_closes_its_sending_half_is_missed_whatever_it_waits_for(
     server: HttpServer, path: str, fields: dict[str, Any], count: int, closes_half: bool
