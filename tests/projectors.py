@@ -47,7 +47,7 @@ from uma.llama.batch import Batch
 from uma.llama.context import DONE, Context, ContextParams
 from uma.llama.model import Model
 
-Seeing = Literal["llava", "qwen2vl", "gemma3", "lfm2", "qwen3vl"]
+Seeing = Literal["llava", "qwen2vl", "hunyuanvl", "gemma3", "lfm2", "qwen3vl"]
 """Kinds of projectors; with `gemma3` a picture's tokens attend to later ones of it too."""
 SEEING: tuple[Seeing, ...] = ("llava", "qwen2vl")
 HYBRID_SEEING: tuple[Seeing, ...] = ("lfm2", "qwen3vl")
@@ -72,14 +72,19 @@ def write_seeing_model(
         return write_hybrid(path, "lfm2" if kind == "lfm2" else "qwen35", context_length=context_length)
     if kind in ("llava", "gemma3"):
         return write_model(path, context_length=context_length, chat_template=chat_template, seed=seed)
-    writer = gguf.GGUFWriter(path, "qwen2vl")
-    sections = {"qwen2vl.rope.dimension_sections": [4, 6, 6, 0]}
+    arch, lengths = ("hunyuan_vl", [4, 4, 4, 4]) if kind == "hunyuanvl" else ("qwen2vl", [4, 6, 6, 0])
+    writer = gguf.GGUFWriter(path, arch)
+    sections: dict[str, Any] = {f"{arch}.rope.dimension_sections": lengths}
+    if kind == "hunyuanvl":
+        sections["hunyuan_vl.rope.freq_base"] = 2.0  # the fourth position counts pictures, and must tell
     write_metadata(writer, "attention", context_length, FF, sections)
     write_tokenizer(writer, "gpt2", "gpt-2", True, chat_template)
     tensors = random_tensors("attention", np.random.default_rng(seed))
     for index in range(LAYERS):
         for name, rows in (("q", HEADS * HEAD), ("k", KV_HEADS * HEAD), ("v", KV_HEADS * HEAD)):
             tensors[f"blk.{index}.attn_{name}.bias"] = np.zeros(rows, np.float32)
+        for name in ("q", "k") if kind == "hunyuanvl" else ():
+            tensors[f"blk.{index}.attn_{name}_norm.weight"] = np.ones(HEAD, np.float32)
     for name, tensor in tensors.items():
         writer.add_tensor(name, tensor)
     finish(writer)
@@ -107,6 +112,8 @@ def write_projector(
         values |= {"clip.vision.projector_type": of_kind}
         values["clip.vision.projector.scale_factor"] = 2 if kind == "lfm2" else 1
         values |= {"clip.vision.image_size": SIZE, "clip.vision.patch_size": PATCH} | _encoder("vision", embed)
+        if kind == "hunyuanvl":
+            values |= {"clip.vision.image_min_pixels": 4 * PATCH**2, "clip.vision.image_max_pixels": 64 * PATCH**2}
         writer.add_bool("clip.has_vision_encoder", True)
         writer.add_array("clip.vision.image_mean", [0.5, 0.5, 0.5])
         writer.add_array("clip.vision.image_std", [0.25, 0.25, 0.25])
@@ -185,6 +192,8 @@ def _tensors(kind: Seeing, embed: int, rng: np.random.Generator) -> Tensors:
         tensors |= _norm("v.pre_ln")
     else:
         tensors |= _norm("v.post_ln")
+    if kind == "hunyuanvl":
+        return tensors | _hunyuan_tensors(embed, rng)
     if kind in ("qwen2vl", "qwen3vl"):
         tensors["v.patch_embd.weight.1"] = _random(rng, VISION, 3, PATCH, PATCH)
     if kind in ("gemma3", *HYBRID_SEEING):
@@ -199,6 +208,22 @@ def _tensors(kind: Seeing, embed: int, rng: np.random.Generator) -> Tensors:
         return tensors | {"mm.input_projection.weight": _random(rng, VISION, embed)}
     first = "mm.1" if kind == "lfm2" else "mm.0"
     return tensors | _linear(rng, first, VISION, merged) | _linear(rng, "mm.2", embed, VISION)
+
+
+def _hunyuan_tensors(embed: int, rng: np.random.Generator) -> Tensors:
+    tensors = {
+        "v.position_embd.weight": _random(rng, LLAVA_TOKENS, VISION),
+        "v.image_newline": _random(rng, 4 * VISION),
+        "mm.0.weight": _random(rng, 2 * VISION, VISION, 2, 2),
+        "mm.0.bias": np.zeros(2 * VISION, np.float32),
+        "mm.2.weight": _random(rng, 4 * VISION, 2 * VISION, 1, 1),
+        "mm.2.bias": np.zeros(4 * VISION, np.float32),
+        "mm.pre_norm.weight": np.ones(VISION, np.float32),
+        "mm.post_norm.weight": np.ones(embed, np.float32),
+        "mm.image_begin": _random(rng, embed),
+        "mm.image_end": _random(rng, embed),
+    }
+    return tensors | _layers(rng, "v") | _linear(rng, "mm.model.fc", embed, 4 * VISION)
 
 
 def _norm(name: str) -> Tensors:

@@ -116,6 +116,19 @@ async def test_what_is_said_of_a_picture_is_what_llama_cpp_says(world: World) ->
             assert (await answer(engine, about(text, *files))).token_ids == world.expected(text, files)
 
 
+async def test_pictures_that_are_counted_in_a_prompt_are_llama_cpp_s_too(tmp_path: Path) -> None:
+    """HunyuanVL's: of two the second has other positions than it would have alone, and so a prefix ends before it."""
+    world = next(made_world(tmp_path, "hunyuanvl"))
+    asked = [
+        (f"What is this? {MARKER}", [png(90, 61, 2)]),
+        (f"Compare {MARKER} to {MARKER}{MARKER}.", [png(56, 56, 3), bmp(31, 17, 4), png(56, 56, 3)]),
+    ]
+    async with open_engine(config_for(world.model)) as engine:
+        for text, files in [*asked, asked[1]]:
+            assert (await answer(engine, about(text, *files))).token_ids == world.expected(text, files)
+    world.reference.close()
+
+
 async def test_eight_at_once_are_told_of_their_own_picture(world: World) -> None:
     """Some have the same picture, some the same question, and text is asked beside them."""
     asked = [
@@ -355,7 +368,9 @@ class HaltingProjector(Projector):
     fails = halts = False
     is_there, may_go_on = threading.Event(), threading.Event()
 
-    def decode(self, context: Context, picture: Picture, part: range, position: int, seq_id: int) -> int:
+    def decode(
+        self, context: Context, picture: Picture, part: range, position: int, seq_id: int, before: int = 0
+    ) -> int:
         if part.start and HaltingProjector.fails:
             HaltingProjector.fails = False
             context.seq_rm(seq_id, position, -1)  # as llama.cpp does where it computes no further
@@ -364,7 +379,7 @@ class HaltingProjector(Projector):
             HaltingProjector.halts = False
             self.is_there.set()
             assert self.may_go_on.wait(PATIENCE_SEC)
-        return super().decode(context, picture, part, position, seq_id)
+        return super().decode(context, picture, part, position, seq_id, before)
 
 
 @pytest.mark.parametrize("sees", ["qwen2vl", "qwen3vl"])

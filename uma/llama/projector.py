@@ -26,7 +26,7 @@ from numpy import ctypeslib
 
 from uma.closing import Closing
 from uma.errors import BadRequest, ModelError
-from uma.llama import backend, trial
+from uma.llama import backend, header, trial
 from uma.llama.batch import EmbeddingBatch
 from uma.llama.context import Context
 from uma.llama.header import quoted
@@ -47,6 +47,8 @@ CUT_NODES = 4
 second on few cores, and all the others nearly nothing."""
 MROPE_POSITIONS = 4
 """Numbers that say where a token is, with M-RoPE."""
+COUNTED = "hunyuanvl"
+"""Kind of projector for whose pictures a fourth number says how many of the prompt come before."""
 IDENTITY_BYTES = 2**20
 """Bytes of a projector's file that are read at its beginning and its end to tell it from others."""
 
@@ -165,6 +167,8 @@ class Projector(Closing):
             self.hears = False
         self.uses_mrope = bool(lib.mtmd_decode_use_mrope(self._handle))
         """Whether a token's position is three numbers, so that of a picture's tokens many have the same."""
+        figures = header.read(path).metadata
+        self._counts_pictures = COUNTED in (figures.get(f"clip.{of}projector_type") for of in ("vision.", ""))
 
     @property
     def handle(self) -> int:
@@ -229,15 +233,17 @@ class Projector(Closing):
         """Whether all its tokens stand where it begins, for what llama.cpp keeps of a sequence."""
         return self.uses_mrope and not picture.is_sound
 
-    def decode(self, context: Context, picture: Picture, part: range, position: int, seq_id: int) -> int:
+    def decode(
+        self, context: Context, picture: Picture, part: range, position: int, seq_id: int, before: int = 0
+    ) -> int:
         """Compute a `part` of the tokens of a picture that is encoded at the end of a sequence, in one batch: all of
-        them where it `attends_both_ways`, and then they fit a ubatch. Returns what `Context.decode` does; what a failed
-        one leaves in memory lies at `position` and behind.
+        them where it `attends_both_ways`, and then they fit a ubatch. So many come `before` it in its prompt. Returns
+        what `Context.decode` does; what a failed one leaves in memory lies at `position` and behind.
         """
         if picture.embedding is None:
             raise ValueError("picture: is not encoded")
         if not self.attends_both_ways(picture):
-            positions = self._positions(picture, part, position)
+            positions = self._positions(picture, part, position, before)
             embeddings = picture.embedding[part.start : part.stop]
             return context.decode_embeddings(EmbeddingBatch(embeddings, positions, seq_id))
         if part != range(picture.n_tokens):
@@ -253,7 +259,7 @@ class Projector(Closing):
             ),
         )
 
-    def _positions(self, picture: Picture, part: range, position: int) -> npt.NDArray[np.int32]:
+    def _positions(self, picture: Picture, part: range, position: int, before: int) -> npt.NDArray[np.int32]:
         """Position of each token, or with M-RoPE four, of which the picture's place in the text is the first."""
         if not self.shares_positions(picture):
             along = np.arange(position, position + len(part), dtype=np.int32)
@@ -261,8 +267,10 @@ class Projector(Closing):
         places = (lib.mtmd_decoder_pos * picture.n_tokens)()
         image = lib.mtmd_input_chunk_get_tokens_image(picture.handle)
         lib.mtmd_helper_image_get_decoder_pos(image, position, places)
-        numbers = np.frombuffer(places, np.int32).reshape(-1, MROPE_POSITIONS)[part.start : part.stop]
-        return np.ascontiguousarray(numbers[:, [0, 2, 1, 3]].T).reshape(-1)  # time, y, x
+        numbers = np.frombuffer(places, np.int32).reshape(-1, MROPE_POSITIONS)
+        if self._counts_pictures:
+            numbers[1:-1, 3] = before  # of what is prepared alone libmtmd says none
+        return np.ascontiguousarray(numbers[part.start : part.stop, [0, 2, 1, 3]].T).reshape(-1)  # time, y, x
 
     def close(self) -> None:
         """Free it. Harmless when repeated."""

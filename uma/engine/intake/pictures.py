@@ -266,8 +266,9 @@ class PictureReader:
 
 def placed(tokens: array[int], files: Sequence[SeenFile]) -> tuple[PlacedPicture, ...]:
     """The pictures of a prompt, each where its ids are."""
-    pairs = zip(runs_in(tokens), (part for file in files for part in file.parts), strict=True)
-    return tuple(PlacedPicture(run, picture, start) for run, (picture, start) in pairs)
+    parts = ((at, *part) for at, file in enumerate(files) for part in file.parts)
+    pairs = zip(runs_in(tokens), parts, strict=True)
+    return tuple(PlacedPicture(run, picture, start, before) for run, (before, picture, start) in pairs)
 
 
 def _where(request: Request) -> str:

@@ -284,7 +284,7 @@ class ModelRunner:
         parts = range(placed.start, placed.start + tokens)
         self._pool.make_room(tokens)
         self._outbox.flush()  # a batch of many tokens takes longer than any token can wait
-        decode = partial(self._projector.decode, self._context, placed.picture, parts, position, seq_id)
+        decode = partial(self._projector.decode, self._context, placed.picture, parts, position, seq_id, placed.before)
         with being_computed([(sequence, tokens)], self._context):
             outcome = self._compute([sequence], [], decode=decode)
             if outcome.is_done:

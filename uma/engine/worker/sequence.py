@@ -66,6 +66,8 @@ class PlacedPicture:
     picture: Picture
     start: int = 0
     """The first of the picture's tokens that it has."""
+    before: int = 0
+    """Pictures that come before it in the prompt."""
 
 
 def _start_of(placed: PlacedPicture) -> int:
