@@ -15,6 +15,7 @@ from adapters import write_adapter
 from engine_world import Answer, alone, answer, answers, ask, at_once, config_for, settled, tokens_for
 from hybrids import write_predicting
 
+from harness import PATIENCE_SEC
 from models import write_model
 from uma import Request, open_engine
 from uma.config import RuntimeConfig
@@ -152,6 +153,17 @@ async def test_a_third_set_waits_until_one_of_two_has_ended(config: RuntimeConfi
                 await trio.testing.wait_all_tasks_blocked()
             await engine.pause(0)
     assert ended[0] != SETS[2]
+
+
+async def test_what_waits_for_its_adapters_turn_says_so(config: RuntimeConfig) -> None:
+    async with open_engine(config) as engine, AsyncExitStack() as running:
+        for name in SETS:
+            stream = await running.enter_async_context(engine.generate(of(name, tokens_for(7, 40), 900)))
+            if name != SETS[2]:
+                await anext(stream)  # no more is read, so it does not end
+        with trio.fail_after(PATIENCE_SEC):
+            while [each.waits_for for each in (await engine.activity()).waiting] != ["adapters"]:
+                pass
 
 
 async def test_an_interactive_request_has_a_set_of_background_ones_preempted(config: RuntimeConfig) -> None:

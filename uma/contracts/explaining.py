@@ -9,13 +9,14 @@ from uma.types import WHY_NOT_CACHED, Explained
 _WAITS_FOR = {
     "slot": "no slot is free",
     "cells": "no cells are free for its prompt",
+    "adapters": "two other sets of LoRA adapters take turns",
     "prefix": "another request reads what its prompt begins with",
     "prompt": "another prompt is read first",
     "grammar": "its grammar is compiled again",
     "reader": "its reader has not taken what is written",
 }
 
-_BEFORE_THE_CACHE = ("slot", "cells", "prefix")
+_BEFORE_THE_CACHE = ("slot", "cells", "adapters", "prefix")
 """What a request waits for as long as it is not known what of its prompt is cached."""
 
 

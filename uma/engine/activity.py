@@ -92,8 +92,13 @@ def _describer(sequences: list[Sequence], now_ms: float, max_active: int) -> Cal
     has_slot = [sequence for sequence in sequences if sequence.status in HAS_SLOT]
     prompts = [sequence for sequence in has_slot if sequence.status is Status.PREFILLING]
     first = next(iter(in_order(prompts, now_ms)), None)
-    blocked_on = blocking_resource(len(has_slot), max_active)
-    return lambda sequence: _described(sequence, first, blocked_on, now_ms)
+    sets = {sequence.adapter_set for sequence in has_slot}
+
+    def describe(sequence: Sequence) -> RunningRequest:
+        blocked_on = blocking_resource(len(has_slot), max_active, len(sets | {sequence.adapter_set}))
+        return _described(sequence, first, blocked_on, now_ms)
+
+    return describe
 
 
 def _order(sequence: Sequence, now_ms: float) -> tuple[int, int, float, int]:

@@ -11,9 +11,12 @@ from typing import Any
 import llama_cpp.llama_cpp as lib
 
 from uma.child import bound_memory, serve
+from uma.llama import header
 from uma.llama.model import Model
 from uma.llama.projector import Picture, Pixels, Projector, Samples
 
+WITH_FIGURES = "hunyuan_vl"
+"""Architecture of which the kind alone does not say how positions are told, so that its figures must be loaded."""
 PICTURES = ((40, 30), (200, 100))
 SAMPLES = 16_000
 """What a projector is given: a second of silence, and pictures of one colour that are not square."""
@@ -51,8 +54,9 @@ def _try_model(path: str, *, predicts: bool) -> None:
 
 def _try_projector(path: Path, model: Path) -> None:
     """Encode what it sees and hears, as far as the first nodes: by then its graph and all of its inputs are made."""
+    is_known = header.read(model).architecture != WITH_FIGURES
     with (
-        Model.load(model, vocab_only=True) as vocabulary,
+        Model.load(model, vocab_only=is_known, n_gpu_layers=0, extra_buffers="off") as vocabulary,
         Projector(path, vocabulary, threads=1, uses_gpu=False, is_tried=True) as projector,
     ):
         files: list[Pixels | Samples] = []

@@ -20,6 +20,7 @@ CAUSES: Mapping[str, str] = MappingProxyType(
         "batch": "the batch that ran when it came went on",
         "slot": "all slots were taken",
         "cells": "its prompt did not fit beside what ran",
+        "adapters": "two other sets of LoRA adapters took turns",
         "prefix": "another request read what its prompt begins with",
         "read": "its prompt was read",
         "prompt": "prompts of others were read",

@@ -292,8 +292,9 @@ class RunningRequest:
     """Started, and waiting again: its KV cells went to a request of higher priority."""
     waits_for: str = ""
     """Why nothing of it is computed now: `slot` (all slots are taken), `cells` (its prompt does not fit beside what
-    runs), `prefix` (another request computes what its prompt begins with), `prompt` (another prompt is read first),
-    `grammar` (it is compiled again) or `reader` (its reader is behind). Empty: it is computed."""
+    runs), `adapters` (two other sets of LoRA adapters take turns), `prefix` (another request computes what its
+    prompt begins with), `prompt` (another prompt is read first), `grammar` (it is compiled again) or `reader` (its
+    reader is behind). Empty: it is computed."""
     behind: str = ""
     """Id of the request whose prompt is read first, where it waits for a `prompt`."""
     origin: str = ""

@@ -26,6 +26,10 @@ RECORDED_TOKENS = 128
 """Tokens of a request's text that are kept at each place, where text is recorded."""
 
 
+RESOURCES = ("slot", "cells", "adapters")
+"""What the first sequence of the queue can wait for."""
+
+
 @attrs.define(slots=True)
 class Totals:
     """What the decode thread has spent its time on, in milliseconds, and how many sequences it has started."""
@@ -40,21 +44,21 @@ class Totals:
     """Choosing tokens after batches of decode rows."""
     started: list[int] = attrs.field(factory=lambda: [0, 0, 0])
     """Requests that were started, by lane, the lowest first."""
-    _blocked_ms: dict[str, float] = attrs.field(factory=lambda: {"": 0.0, "slot": 0.0, "cells": 0.0})
-    """Time for which the first sequence of the queue waited for a slot, and for cells."""
+    _blocked_ms: dict[str, float] = attrs.field(factory=lambda: dict.fromkeys(("", *RESOURCES), 0.0))
+    """Time for which the first sequence of the queue waited for each."""
     _blocked_on: str = ""
     _since_ms: float = 0.0
 
     def set_blocked_on(self, resource: str, now: float) -> None:
-        """The first sequence of the queue waits, from now on, for a `slot` or `cells`; empty: for neither."""
+        """The first sequence of the queue waits, from now on, for one of `RESOURCES`; empty: for none."""
         self._blocked_ms[self._blocked_on] += now - self._since_ms
         self._blocked_on, self._since_ms = resource, now
 
     def reading(self, now: float) -> tuple[float, ...]:
-        """The first four, and for how long the queue was blocked on slots and on cells."""
+        """The first four, and for how long the queue was blocked on each of `RESOURCES`."""
         blocked = dict(self._blocked_ms)
         blocked[self._blocked_on] += max(0.0, now - self._since_ms)
-        return self.steps_ms, self.prompts_ms, self.isolated_ms, self.sample_ms, blocked["slot"], blocked["cells"]
+        return self.steps_ms, self.prompts_ms, self.isolated_ms, self.sample_ms, *(blocked[name] for name in RESOURCES)
 
 
 @attrs.define
@@ -251,7 +255,7 @@ class Account:
         """Add the time since the last change."""
         left_ms, own = max(0.0, now - self._since_ms), self.own_ms - self._own_mark
         reading = zip(self.totals.reading(now), self._marks, strict=True)
-        steps, prompts, isolated, sample, slot, cells = (now - before for now, before in reading)
+        steps, prompts, isolated, sample, *blocked = (now - before for now, before in reading)
         waited = {
             "prompt": prompts if self.is_isolated else prompts - own,
             "apart": isolated - own if self.is_isolated else isolated,
@@ -261,7 +265,7 @@ class Account:
             case Status.WAITING if self._is_preempted:
                 rest = "preempted"
             case Status.WAITING:
-                parts, rest = {"slot": slot, "cells": cells}, "batch"
+                parts, rest = dict(zip(RESOURCES, blocked, strict=True)), "batch"
             case Status.FOLLOWING:
                 rest = "prefix"
             case Status.PREFILLING:

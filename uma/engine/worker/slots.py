@@ -47,9 +47,11 @@ WORTH_WAITING_TOKENS = 32
 _log = logging.getLogger("uma.engine")
 
 
-def blocking_resource(with_slot: int, max_active: int) -> str:
-    """Resource that the first of the queue waits for, where so many sequences have a slot: `slot`, or `cells`."""
-    return "slot" if with_slot >= max_active else "cells"
+def blocking_resource(with_slot: int, max_active: int, sets: int) -> str:
+    """What a sequence of the queue waits for, where so many have a slot, and so many `sets` of adapters would take
+    turns with its own: `slot`, `adapters` or `cells`.
+    """
+    return "slot" if with_slot >= max_active else "adapters" if sets > MOST_SETS else "cells"
 
 
 class Slots:
@@ -150,7 +152,7 @@ class Slots:
         best: tuple[tuple[bool, int, float, float, int], Sequence] | None = None
         for first in firsts:
             is_second = first in second_sets
-            if is_second and not self._may_take_turns(first):
+            if is_second and self._sets_with(first) > MOST_SETS:
                 continue
             level = first.fair_share.level + begun[first.fair_share] + first.uncomputed
             place = (is_second, rank(first, now), level, first.due_ms, first.key)
@@ -175,7 +177,7 @@ class Slots:
             if sequence is None:
                 return None
             needed, free = self._cells_needed(sequence), self._pool.free_cells
-            if self._has_adapters and not self._may_take_turns(sequence):
+            if self._has_adapters and self._sets_with(sequence) > MOST_SETS:
                 return None
             if not may_begin(needed, free, self._promised_cells, len(self.active)):
                 return None
@@ -187,9 +189,9 @@ class Slots:
             self._follow(sequence, *found)
         return None
 
-    def _may_take_turns(self, sequence: Sequence) -> bool:
-        """Whether its set of adapters runs, or can take turns with those that run."""
-        return len({sequence.adapter_set, *(other.adapter_set for other in self.active.values())}) <= MOST_SETS
+    def _sets_with(self, sequence: Sequence) -> int:
+        """Sets of adapters that would take turns if it began."""
+        return len({sequence.adapter_set, *(other.adapter_set for other in self.active.values())})
 
     def _second_sets(self, firsts: list[Sequence]) -> set[Sequence]:
         """Sequences that would begin a set of adapters beside one that only their own client runs. They begin behind
@@ -287,7 +289,8 @@ class Slots:
             head = self._peek(now) if can_give_way else None
             victims = [] if head is None else self._find_victims(head, now)
             if head is None or not victims:
-                blocked_on = blocking_resource(len(self.active), self._max_active) if self.wants_slot else ""
+                sets = 0 if head is None else self._sets_with(head)
+                blocked_on = blocking_resource(len(self.active), self._max_active, sets) if self.wants_slot else ""
                 self._totals.set_blocked_on(blocked_on, now)
                 return
             for victim in victims:
@@ -358,7 +361,7 @@ class Slots:
     def _find_victims(self, head: Sequence, now: float) -> list[Sequence]:
         """Sequences to preempt for `head`: as few as will do, and none if all of them would not do."""
         active = self.active.values()
-        if self._has_adapters and not self._may_take_turns(head):
+        if self._has_adapters and self._sets_with(head) > MOST_SETS:
             return self._set_to_preempt(head, now)
         slots = len(active) + 1 - self._max_active
         reserved = self._promised_cells + TUNING.reserve_tokens * len(active)
