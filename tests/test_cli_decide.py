@@ -40,26 +40,27 @@ def test_each_line_has_a_line_of_probabilities(server: ServerProcess, tmp_path: 
 def test_a_text_that_cannot_be_asked_about_is_an_error_of_its_own(
     server: ServerProcess, tmp_path: Path, decide: RunInProcess
 ) -> None:
-    (tmp_path / "mails").write_text("Buy\tnow!\n" + "fox " * 9_000 + "\nThe meeting is at nine.\n")
+    (tmp_path / "mails").write_text("Buy\tnow!\n" + "fox " * 9_000 + "\nThe meeting is at nine.\na\0b\n")
     at = ("--socket", str(server.socket))
     done = decide(str(tmp_path / "mails"), *ASKED, *at)
     assert done.returncode == 1, done.stderr
-    first, long, last = map(json.loads, done.stdout.splitlines())
+    first, long, last, no_text = map(json.loads, done.stdout.splitlines())
     assert long["error"]["code"] == "E_LIMIT_PROMPT_TOO_LARGE"
     assert "answers" not in long
     assert list(first["answers"]) == list(last["answers"])
     assert b"text 2" in done.stderr
+    assert no_text["error"]["message"] == "content: holds a NUL character, which no tokenizer takes (character 2)"
     table = decide(str(tmp_path / "mails"), "--table", *ASKED, *at).stdout.decode().splitlines()
-    assert [line.count("\t") for line in table] == [3, 3, 1, 3]
+    assert [line.count("\t") for line in table] == [3, 3, 1, 3, 1]
     assert "E_LIMIT_PROMPT_TOO_LARGE" in table[2]
 
 
 @pytest.mark.parametrize(
     "asked",
-    [(), ("--yes", "a", "--choice", "a=b,c"), ("--choice", "topic"), ("--choice", "topic=a"), ("--score", "x=1..99")],
+    [(), ("--yes", "a", "--choice", "a=b,c"), ("--choice", "topic"), ("--choice", "topic=a,"), ("--score", "x=1..99")],
 )
 def test_a_question_that_is_none_is_refused(tmp_path: Path, decide: RunInProcess, asked: tuple[str, ...]) -> None:
     (tmp_path / "mails").write_text("Buy now!\n")
     done = decide(str(tmp_path / "mails"), *asked)
     assert done.returncode == 2, done.stderr
-    assert b"question" in done.stderr or b"expected 2 to" in done.stderr
+    assert b"question" in done.stderr or b"options behind the =" in done.stderr

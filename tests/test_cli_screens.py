@@ -49,6 +49,7 @@ def models() -> None:
 
 def servers() -> None:
     socket = "/run/user/1000/uma/uma.sock"
+    too_large = "it takes about 20,980 MiB, and all models together can have 8,192 MiB (--memory)"
     several = (
         ListedModel(
             "qwen2.5-coder-0.5b-instruct-q4_k_m",
@@ -63,7 +64,9 @@ def servers() -> None:
             "gemma-3-270m-q4_k_m", "/b", 1, memory_bytes=400 * MB, state="loading", loading_percent=40, waiting=1
         ),
         ListedModel("SmolLM2-135M-Instruct.Q4_1", "/c", 1, failure="no memory: it needs 400 MB, and 300 MB are free"),
-        ListedModel("Qwen3-VL-30B-A3B-Instruct-UD-Q4_K_XL", "/d", 1, memory_bytes=22 * GB, fits=False),
+        ListedModel(
+            "Qwen3-VL-30B-A3B-Instruct-UD-Q4_K_XL", "/d", 1, memory_bytes=22 * GB, fits=False, failure=too_large
+        ),
     )
     show_servers(
         [

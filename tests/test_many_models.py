@@ -443,9 +443,12 @@ def test_a_model_that_can_never_fit_is_told_at_the_start_and_refused_with_what_i
     large = write_model(tmp_path / "large.gguf", feed_forward=40_000)
     server = serve_models("--models", f"alpha,{large}", "--memory", "100", "--n-ctx", "512")
     server.process.log.wait_for('event=model.too_large reason="large takes about 1')
+    told = r"large takes about 1\d\d MiB, and all models together can have 100 MiB \(--memory\)"
+    listed = {each["id"]: each for each in server.ask("GET", "/v1/models").json["data"]}
+    assert [listed[name]["meta"]["fits"] for name in ("alpha", "large")] == [True, False]
+    assert re.search(told, listed["large"]["status"]["message"])
     answer = complete(server, "large")
     assert (answer.status, answer.json["error"]["code"]) == (422, "model_unusable")
-    told = r"large takes about 1\d\d MiB, and all models together can have 100 MiB \(--memory\)"
     assert re.search(told, answer.json["error"]["message"])
 
 

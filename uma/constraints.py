@@ -91,8 +91,8 @@ class Text:
 
     def problem(self, value: Any) -> str | None:
         """Why `value` is not allowed, or None."""
-        if "\0" in value:
-            return "holds a NUL character, which no tokenizer takes"
+        if (at := value.find("\0")) >= 0:
+            return f"holds a NUL character, which no tokenizer takes (character {at + 1:,})"
         return None if _is_utf8(value) else "holds a lone surrogate, which is no character"
 
     def __str__(self) -> str:
@@ -292,7 +292,7 @@ def _annotated_problems(value: Any, hint: Any, path: str) -> Iterator[Wrong]:
         return
     for constraint in constraints:
         if why := constraint.problem(value):
-            yield Wrong(path, f"{show(value)} {why}")
+            yield Wrong(path, why if isinstance(constraint, Text) else f"{show(value)} {why}")
 
 
 def _suspects(values: Sequence[Any], item: Any) -> Iterable[int]:

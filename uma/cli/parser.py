@@ -24,7 +24,7 @@ from uma.cli.sanitize import sanitize
 from uma.cli.table import wrapped
 from uma.config import SERVER_ONLY, nearest, settings
 from uma.types import MAX_PAUSE_SEC, MAX_TRACE_SEC, DecisionQuestion, Option
-from uma.types.decision import QuestionKind
+from uma.types.decision import MAX_LEVELS, MAX_OPTIONS, QuestionKind
 from uma.version import __version__
 
 USAGE_ERROR = 2
@@ -344,6 +344,10 @@ def _question(kind: QuestionKind, text: str) -> DecisionQuestion:
     names = given.split(",") if kind != "predicate" else []
     if kind == "score" and dots and first.isdecimal() and last.isdecimal():
         names = list(map(str, range(int(first), min(int(last), int(first) + 99) + 1)))
+    most = MAX_LEVELS if kind == "score" else MAX_OPTIONS
+    if kind != "predicate" and not ("" not in names and 2 <= len(names) <= most):
+        what = "1..5 or low,high" if kind == "score" else "a,b"
+        raise argparse.ArgumentTypeError(f"expected 2 to {most} options behind the =, such as {what}; not {given!r}")
     try:
         return DecisionQuestion(kind, asked, tuple(map(Option, names)), asked)
     except ValueError as error:

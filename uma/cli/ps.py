@@ -146,7 +146,7 @@ def _as_json(server: Running) -> dict[str, Any]:
 def _model_row(model: ListedModel) -> tuple[str, ...]:
     percent = "" if model.loading_percent is None else f", {model.loading_percent} %"
     memory = words.size(model.taken_bytes) if model.taken_bytes else ""
-    most = words.size(model.memory_bytes) if model.state != "unloaded" or not model.fits else ""
+    most = words.size(model.memory_bytes) if model.state != "unloaded" else ""
     state = model.state if model.fits or model.state != "unloaded" else "too large"
     waiting = f", {model.waiting} waiting" if model.waiting else ""
     requests = f"{model.running}{waiting}" if model.running or model.waiting else ""
@@ -160,9 +160,7 @@ def _adapted(name: str, adapters: Sequence[str]) -> str:
 def _leaves(model: ListedModel) -> str:
     """When a model leaves if no request comes; of one that failed, or does not fit, why."""
     if model.failure:
-        return f"failed: {sanitize_line(model.failure)}"
-    if not model.fits:
-        return f"does not fit: it needs {words.size(model.memory_bytes)}, more than all can have together (--memory)"
+        return f"{'failed: ' if model.fits else ''}{sanitize_line(model.failure)}"
     if model.yielded:
         return f"for other programs: {sanitize_line(model.yielded)}"
     if model.is_pinned:

@@ -218,6 +218,11 @@ class ServedModel:
             self.stay.cancel()
 
     @property
+    def has_plan(self) -> bool:
+        """Whether it is known what it takes."""
+        return bool(self.size_bytes or self.planned_bytes)
+
+    @property
     def needs_bytes(self) -> int:
         """What it can come to take, by its header or by what its process took, whichever is more."""
         return max(self.size_bytes, self.planned_bytes) or rough_bytes(self.file.size_bytes)

@@ -79,6 +79,8 @@ EVERY_SEC = 2.0
 """Time between two looks that are answered."""
 MOST_LOADS = 2
 """Models that are loaded at once: a small one does not wait behind a large one, and the disk is not shared by many."""
+MOST_PLANNED = 64
+"""Maximum models whose headers are read before they are asked for."""
 RESCAN_SEC = 2.0
 """Minimum time between two looks at the folders, unless they are known to have changed."""
 AT_ONCE = 64
@@ -155,12 +157,12 @@ class LoadedModels(Models):
             state=model.state,
             memory_bytes=model.needs_bytes,
             taken_bytes=model.taken_bytes,
-            fits=model.needs_bytes <= self.budget_bytes and not model.objection,
+            fits=not (objection := self._objection(model)),
             running=model.running,
             waiting=model.waiting,
             is_pinned=model.is_pinned,
             leaves_in_sec=max(0.0, model.leaves_at - now) if model.is_idle and model.leaves_at < math.inf else None,
-            failure=model.failures.why,
+            failure=model.failures.why or objection,
             retry_in_sec=model.failures.left_sec(now),
             yielded=model.yielded,
         )
@@ -431,6 +433,7 @@ class LoadedModels(Models):
                     both.start_soon(self._at_changes, self._let_idle_go)
                     both.start_soon(self._measure_used)
                     both.start_soon(self._load_pinned)
+                    both.start_soon(self._plan_listed)
                     if self.config.yield_memory:
                         both.start_soon(self._yield_memory)
                     both.start_soon(self._at_changes, self._bring_back)
@@ -460,7 +463,7 @@ class LoadedModels(Models):
             ):
                 return math.inf
             for asked in list(self._asked):
-                if not asked.size_bytes and not asked.planned_bytes:
+                if not asked.has_plan:
                     await self._plan(asked)
             model, again_at = self._next_load()
             if model is None:
@@ -496,6 +499,12 @@ class LoadedModels(Models):
             model.planned_bytes, model.objection = 0, f"{has}; {error.message}"
         else:
             model.planned_bytes, model.objection = planned + config.cache_ram_mb * 2**20, ""  # which fills later
+
+    async def _plan_listed(self) -> None:
+        """Plan models that no request has asked for, so that lists say which of them never fit."""
+        for file in self.shelf.files[:MOST_PLANNED]:
+            if not (model := self._model_of(file)).has_plan:
+                await self._plan(model)
 
     def _objection(self, model: ServedModel) -> str:
         """Why no memory holds a model; empty where all models together can have as much."""

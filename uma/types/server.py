@@ -254,7 +254,7 @@ class ListedModel:
     leaves_in_sec: float | None = None
     """Time until it leaves if no request comes; None: it leaves once its memory is needed, or it is not loaded."""
     failure: str = ""
-    """Why its last load or its process failed; empty: it did not."""
+    """Why its last load or its process failed, or why no memory holds it; empty: none of that is so."""
     retry_in_sec: float = 0.0
     """Time for which no load of it is tried after a failure."""
     yielded: str = ""
