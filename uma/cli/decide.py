@@ -74,7 +74,7 @@ def _request(options: argparse.Namespace, number: int, text: str, model: str | N
     return make_request(
         DecisionRequest,
         id=f"decide-{number}",
-        messages=[Message("user", text)],
+        messages=[make_request(Message, role="user", content=text)],
         questions=options.questions,
         priority=Priority[options.priority.upper()].value,
         reproducible=options.reproducible,
