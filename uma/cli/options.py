@@ -198,8 +198,9 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
     )
     # A command that generates nothing would print nothing, and say no word of why.
     hints = {**hints_of(SamplingParams), "max_tokens": Annotated[int, Range(1)]}
+    known = settings()
     for name in SAMPLER_FIELDS:
-        _add_setting(group, settings()[name], f"the model's own, else {CHAT_SAMPLING.get(name, 'off')}")
+        _add_setting(group, known[name], f"the model's own, else {CHAT_SAMPLING.get(name, 'off')}")
     for field in _other_fields():
         text, unit = SAMPLING_HELP[field.name]
         flag, dest = "--" + field.name.replace("_", "-"), _sampling_dest(field.name)
