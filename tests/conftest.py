@@ -96,12 +96,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("quick")
 
 
+def pytest_collectstart() -> None:
+    """Keep the garbage collector away while tests are collected: it would take a third of the time."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """Leave what was collected to the tests' end. The garbage collector would go through these half a million objects
     again and again: an eighth of the processor's time.
     """
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_configure(config: pytest.Config) -> None:
