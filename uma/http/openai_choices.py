@@ -11,7 +11,7 @@ import attrs
 import orjson
 
 from uma.http.dialect import Writer, dumps
-from uma.http.usage import Total, finish_reason, stop_reason, timings
+from uma.http.usage import finish_reason, openai_usage, stop_reason, timings
 from uma.types import Finished
 from uma.version import __version__
 
@@ -79,7 +79,7 @@ class ChoicesWriter(Writer):
         """See `Writer`."""
         usage = b""
         if self.include_usage:
-            usage = self.chunk([], usage=Total.of(results).openai(), timings=timings(results[0]))
+            usage = self.chunk([], usage=openai_usage(results), timings=timings(results[0]))
         return usage + b"data: [DONE]\n\n"
 
     def head(self, kind: str) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class ChoicesWriter(Writer):
 
     def account(self, results: Sequence[Finished]) -> dict[str, Any]:
         """What the whole answer ends with."""
-        usage = Total.of(results).openai()
+        usage = openai_usage(results)
         return {**self._shown(), "usage": usage, "timings": timings(results[0]), **self.warnings(results)}
 
     def _shown(self) -> dict[str, Any]:

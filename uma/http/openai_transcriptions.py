@@ -22,7 +22,6 @@ from uma.http.openai import error
 from uma.http.problem import Unsupported
 from uma.http.reader import Reader
 from uma.http.thinking import Wish
-from uma.http.usage import Total
 from uma.types import Finished, Media, Message, Temperature, Token, joined
 
 ASKED = "Transcribe audio to text"
@@ -123,13 +122,10 @@ class TranscriptWriter(Writer):
 
 
 def _usage(results: Sequence[Finished]) -> Mapping[str, Any]:
-    total = Total.of(results)
-    return {
-        "type": "tokens",
-        "input_tokens": total.prompt_tokens,
-        "output_tokens": total.completion_tokens,
-        "total_tokens": total.prompt_tokens + total.completion_tokens,
-    }
+    (usage,) = (result.usage for result in results)
+    total = usage.prompt_tokens + usage.completion_tokens
+    counts = {"input_tokens": usage.prompt_tokens, "output_tokens": usage.completion_tokens, "total_tokens": total}
+    return {"type": "tokens", **counts}
 
 
 TRANSCRIPTIONS = Dialect(error, is_streamed=lambda fields: _value("stream", fields.get("stream")) is True)

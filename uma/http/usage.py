@@ -2,46 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
-
-import attrs
 
 from uma.types import Answer, CutCall, Finished, ToolCall
 
 
-@attrs.frozen
-class Total:
-    """The sum over all prompts of one HTTP request, each with all its answers."""
-
-    prompt_tokens: int
-    cached_tokens: int
-    completion_tokens: int
-    reasoning_tokens: int
-    of_truncation: Mapping[str, int]
-    """See the function of this name."""
-
-    @classmethod
-    def of(cls, results: Sequence[Finished]) -> Total:
-        """The sum of `results`."""
-        return cls(
-            sum(each.usage.prompt_tokens for each in results),
-            sum(each.usage.cached_tokens for each in results),
-            sum(each.usage.completion_tokens for each in results),
-            sum(each.usage.reasoning_tokens for each in results),
-            of_truncation(results),
-        )
-
-    def openai(self) -> dict[str, Any]:
-        """OpenAI's `usage`."""
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "total_tokens": self.prompt_tokens + self.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
-            "completion_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
-            **self.of_truncation,
-        }
+def openai_usage(results: Sequence[Finished]) -> dict[str, Any]:
+    """OpenAI's `usage` of all prompts of one HTTP request, each with all its answers."""
+    used = [result.usage for result in results]
+    prompt, completion = sum(each.prompt_tokens for each in used), sum(each.completion_tokens for each in used)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": sum(each.cached_tokens for each in used)},
+        "completion_tokens_details": {"reasoning_tokens": sum(each.reasoning_tokens for each in used)},
+        **of_truncation(results),
+    }
 
 
 def calls_of(ended: Finished | Answer) -> tuple[ToolCall | CutCall, ...]:
