@@ -195,7 +195,7 @@ async def test_one_may_be_as_long_as_any_where_there_is_memory_for_it(
     model = write_model(tmp_path / "long.gguf", context_length=20_000)
     async with open_engine(config(model, n_ctx=20_000)) as engine:
         assert engine.info.limits.max_reproducible_tokens == engine.info.limits.n_ctx == 20_000
-    monkeypatch.setattr("uma.engine.sizing.RULES", attrs.evolve(RULES, reproducible_share=10**15))
+    monkeypatch.setattr("uma.engine.sizing.RULES", attrs.evolve(RULES, pool_share=10**15))
     async with open_engine(config(model, n_ctx=20_000)) as engine:
         assert engine.info.limits.max_reproducible_tokens == 8_192
 
@@ -265,7 +265,7 @@ async def test_what_cannot_be_computed_apart_is_refused(tiny: Path, monkeypatch:
 
 
 async def test_a_prompt_that_is_longer_than_its_context_is_refused(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rules = attrs.evolve(RULES, reproducible_tokens=256, reproducible_share=10**15)
+    rules = attrs.evolve(RULES, reproducible_tokens=256, pool_share=10**15)
     monkeypatch.setattr("uma.engine.sizing.RULES", rules)
     async with open_engine(config(tiny)) as engine:
         assert engine.info.limits.max_reproducible_tokens == 256

@@ -21,8 +21,6 @@ from uma.types import Activity, Explained, RecordedText, RunningRequest
 MAX_LISTED = 64
 """Maximum waiting requests that are listed: more than fit a screen, and few enough for a viewer that asks four times a
 second."""
-LEAST_LISTED_MS = 0.001
-"""Minimum time of a cause to be listed."""
 
 
 def activity_of(sequences: Iterable[Sequence], now_ms: float, max_active: int, id: str = "") -> Activity:
@@ -60,7 +58,7 @@ def explained(
         account.origin,
         round(account.came_at, 3),
         round(until_ms - account.came_ms, 3),
-        {cause: round(ms, 3) for cause, ms in account.spent_until(until_ms).items() if ms >= LEAST_LISTED_MS},
+        {cause: shown for cause, ms in account.spent_until(until_ms).items() if (shown := round(ms, 3))},
         account.prompt_tokens,
         figures.cached_tokens,
         figures.generated_tokens,

@@ -37,7 +37,7 @@ class Rules:
     """Minimum sequence ids in one buffer of cells, for running sequences and cached prefixes. llama.cpp compares them
     in pairs for each batch: 256 take it some 50 us, 128 (by their square) a quarter of that."""
     sequences: int = 64
-    """Maximum sequences that run at once, without `--max-sequences`."""
+    """Maximum sequences that run at once, without `--max-sequences`, and texts of a batch to embed."""
     full_contexts: int = 8
     """Sequences of the model's full context for which the pool has cells, without `--n-ctx`."""
     min_pool_tokens: int = 8_192
@@ -80,16 +80,10 @@ class Rules:
     """Maximum size of the snapshots in host memory."""
     text_tokens: int = 8_192
     """Maximum tokens of a text to embed. Its context takes its memory while streams run, so it stays small."""
-    least_side_tokens: int = 256
-    """Minimum context for embeddings and of a draft model: a smaller one is of no use."""
-    embed_sequences: int = 64
-    """Maximum texts of a batch to embed."""
     exact_batch_tokens: int = 2_048
     """Maximum batch that is computed without flash attention: of an encoder, memory grows with its square."""
     reproducible_tokens: int = 8_192
     """Minimum length of a request that is computed apart from all others, where the model and the pool hold as much."""
-    reproducible_share: int = 4
-    """Share of the context of such requests beyond that length: it comes beside the pool."""
     reproducible_batch: int = 32
     """Tokens at whose multiples a batch of such a request ends: streams of others wait for it, mostly less than a
     quarter of a second. Another number changes the last bits of every answer."""
@@ -385,14 +379,14 @@ def embed_params(
         n_batch, cell_bytes = config.n_ubatch, max(1, shape.bytes_per_token("f16", "f16"))
         spare_bytes = free_bytes // RULES.pool_share - RULES.least_states * shape.state_bytes
         longest = min(longest, spare_bytes // cell_bytes - n_batch)
-        if longest < min(RULES.least_side_tokens, max_tokens):
+        if longest < min(ROUNDED_TOKENS, max_tokens):
             raise ConfigError(f"there is no memory for a context to embed texts in ({cell_bytes:,} bytes a token)")
         n_ctx = longest + n_batch
     return ContextParams(
         n_ctx=n_ctx,
         n_batch=n_batch,
         n_ubatch=n_batch,
-        n_seq_max=RULES.least_states if shape.has_states else RULES.embed_sequences,
+        n_seq_max=RULES.least_states if shape.has_states else RULES.sequences,
         n_threads=config.threads,
         # llama.cpp's flash attention for few rows and for many differ in the fifth digit: a text's embedding would
         # depend on the texts that share its batch.
@@ -438,7 +432,7 @@ def draft_params(model: Model, target: Context, config: RuntimeConfig, free_byte
     cell_bytes = _cell_bytes(shape, config)
     affordable = free_bytes // RULES.pool_share // cell_bytes // ROUNDED_TOKENS * ROUNDED_TOKENS
     n_ctx = min(target.n_ctx, affordable)
-    if n_ctx < RULES.least_side_tokens:
+    if n_ctx < ROUNDED_TOKENS:
         raise ConfigError(f"draft: there is no memory for a context of {model.path} ({cell_bytes:,} bytes a token)")
     return attrs.evolve(
         _generating(config),
@@ -457,7 +451,7 @@ def predicting_params(target: Context, config: RuntimeConfig, free_bytes: int) -
     cell_bytes = max(1, _cell_bytes(shape, config))
     affordable = free_bytes // RULES.pool_share // cell_bytes // ROUNDED_TOKENS * ROUNDED_TOKENS
     n_ctx = min(target.params.cells or target.n_ctx, affordable)
-    if n_ctx < RULES.least_side_tokens:
+    if n_ctx < ROUNDED_TOKENS:
         raise ConfigError(f"speculate: there is no memory for the prediction head ({cell_bytes:,} bytes a token)")
     return attrs.evolve(
         target.params,
@@ -524,7 +518,7 @@ def max_reproducible_tokens(context: Context, config: RuntimeConfig, free_bytes:
     """
     if not context.model.is_causal:
         return 0
-    affordable = free_bytes // RULES.reproducible_share // _cell_bytes(context.model.shape, config)
+    affordable = free_bytes // RULES.pool_share // _cell_bytes(context.model.shape, config)
     return min(max_request_tokens(context), max(affordable, RULES.reproducible_tokens))
 
 

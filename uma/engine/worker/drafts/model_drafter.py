@@ -16,6 +16,7 @@ from itertools import takewhile
 
 import attrs
 
+from uma.engine.policy.cost import TILE_TOKENS
 from uma.engine.worker.drafts.drafter import Calibration, Guess
 from uma.engine.worker.drafts.guessing import GuessedText, GuessingDrafter, GuessInProgress
 from uma.engine.worker.sampling import Logits
@@ -29,8 +30,6 @@ from uma.metrics import EngineMetrics
 
 NEAR_TOKENS = 16
 """Maximum tokens that are read together with a guess; more are read before it, in pieces that keep readers supplied."""
-FIRST_PIECE_TOKENS = 64
-"""Tokens of such a piece before it is known what one takes."""
 GAIN_SHARE = 0.3
 """Usual gain of a draft, as a share of a token's time."""
 
@@ -152,7 +151,7 @@ class ModelDrafter(GuessingDrafter[_DraftContext]):
         """Tokens of a text that are read in one tick."""
         most = min(missing, self._batch.capacity)
         if not self._cost.knows_prefill:
-            return min(most, FIRST_PIECE_TOKENS)
+            return min(most, TILE_TOKENS)
         return self._cost.best_size(most, lambda _: held, within_ms)
 
     def _read(self, sequence: Sequence, count: int) -> float:
