@@ -248,8 +248,8 @@ async def test_a_request_that_comes_in_the_middle_of_a_stride_is_read_with_the_n
     woken = threading.Event()
     wake = Commands.wake
 
-    def watched(commands: Commands) -> None:
-        wake(commands)
+    def watched(commands: Commands, *, ends_stride: bool = True) -> None:
+        wake(commands, ends_stride=ends_stride)
         if contexts[0].is_there.is_set():
             woken.set()
 

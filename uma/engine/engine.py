@@ -132,7 +132,7 @@ class Engine:
                 projector=projector,
             ),
         )
-        self._requests = Submission(config, self.worker.commands, self._metrics, self.worker.totals)
+        self._requests = Submission(config, self.worker, self._metrics)
         self._isolated = ReproducibleContext(
             config, context.model, ledger, self._info.limits.max_reproducible_tokens, self.worker.use_isolated
         )

@@ -21,9 +21,9 @@ from uma.engine.delivery.answers import AnswerGroup, AnswerPort
 from uma.engine.delivery.detokenize import TextStream
 from uma.engine.delivery.pacing import CREDITS
 from uma.engine.delivery.stream import Lateness, RequestStream
-from uma.engine.worker.account import Account, LeftOut, Totals
+from uma.engine.worker.account import Account, LeftOut
 from uma.engine.worker.choice import Bias, LabelRead, TokenChoice
-from uma.engine.worker.commands import Commands, SequenceControl
+from uma.engine.worker.loop import DecodeWorker, SequenceControl
 from uma.engine.worker.sequence import AnswerBuffer, PlacedPicture, PromptReport, Sequence
 from uma.engine.worker.thinking import ThinkingBound
 from uma.llama.grammar import GrammarState
@@ -125,14 +125,12 @@ class Submission:
     def __init__(
         self,
         config: RuntimeConfig,
-        commands: Commands,
+        worker: DecodeWorker,
         metrics: EngineMetrics,
-        totals: Totals,
     ) -> None:
         self._config = config
-        self._commands = commands
+        self._worker = worker
         self._metrics = metrics
-        self._totals = totals
         self._next_key = 1
         self._seeds = random.Random()
         self._open: dict[Sequence, None] = {}
@@ -167,7 +165,7 @@ class Submission:
             self._open[sequence] = None
         self._accounts.append(sequences[0].account)
         for sequence in sequences:
-            self._commands.submit(sequence)
+            self._worker.submit(sequence)
         if not self._is_gathering:
             self._is_gathering = True
             trio.lowlevel.spawn_system_task(self._wake, name="a burst's one wakeup")
@@ -180,7 +178,7 @@ class Submission:
                 await arrivals().gathered()
         finally:
             self._is_gathering = False
-            self._commands.wake()
+            self._worker.commands.wake()
 
     def refused(self, request: Request, spent_ms: float, error: str = "") -> None:
         """A request is over before it was queued: refused with an error of this code, or its reader has left."""
@@ -238,7 +236,7 @@ class Submission:
             self._config.record_text,
             arrived_ms,
             prepared.spent_ms,
-            self._totals,
+            self._worker.totals,
             prepared.left_out,
         )
         return Sequence(
@@ -291,7 +289,7 @@ class Submission:
         return is_wanted and request.stream and not request.sampling.reproducible
 
     def _stream(self, request: Request, asked: Request, sequences: list[Sequence]) -> RequestStream:
-        controls = [SequenceControl(self._commands, sequence) for sequence in sequences]
+        controls = [SequenceControl(self._worker, sequence) for sequence in sequences]
         if len(sequences) == 1:
             (sequence,) = sequences
             over = partial(self._over, asked, sequences, self._span(request))

@@ -26,15 +26,7 @@ from uma.engine.kv.snapshots import Snapshot
 from uma.engine.policy import Plan, Scheduler
 from uma.engine.recorder import DECODE, Recorder
 from uma.engine.worker.account import Instruments, Totals
-from uma.engine.worker.commands import (
-    CallFunction,
-    CancelSequence,
-    CloseThinking,
-    Commands,
-    DecodeCommand,
-    GiveCredit,
-    SubmitSequence,
-)
+from uma.engine.worker.commands import Commands
 from uma.engine.worker.drafts.drafter import Drafter
 from uma.engine.worker.drafts.head_drafter import HeadDrafter
 from uma.engine.worker.drafts.lookup import LookupDrafter
@@ -109,7 +101,7 @@ class DecodeWorker:
         self.totals = Totals()
         """What its time went to. Any thread can read it."""
         self._instruments = instruments = Instruments(metrics, self.totals)
-        self.commands = Commands(self._cancel, self._submitted)
+        self.commands = Commands()
         self._outbox = Outbox(mailbox.post, waits=not context.returns_early)
         self._output = Output(vocab, metrics, self._outbox)
         self._slots = Slots(
@@ -179,14 +171,39 @@ class DecodeWorker:
         """Give this recorder, from now on, a span of all that the thread does; None: no longer."""
         self._instruments.recorder = recorder
 
-    def _cancel(self, sequence: Sequence) -> None:
-        if sequence.is_reproducible:
-            self._reproducer.cancel(sequence)
-        else:
-            self._runner.canceller.cancel(sequence)
-
-    def _submitted(self, sequence: Sequence) -> None:
+    def submit(self, sequence: Sequence) -> None:
+        """Queue a sequence, without waking the thread: call `commands.wake` once for all that come in one burst."""
+        # Not a wakeup for each: the first of a burst was read alone then, and the others in the batch behind it.
         self._runner.canceller.submitted(sequence)
+        self.commands.add(lambda: self._take(sequence), lambda error: self._refuse(sequence, error))
+
+    def cancel(self, sequence: Sequence) -> None:
+        """End a sequence with a `Finished` of reason `cancelled`, at this tick boundary, and in the middle of a batch
+        that computes nothing else. One that has ended is ignored.
+        """
+        canceller = self._reproducer if sequence.is_reproducible else self._runner.canceller
+        canceller.cancel(sequence)
+        self._command(sequence, lambda: self._take_cancel(sequence))
+
+    def credit(self, sequence: Sequence, events: int) -> None:
+        """Count that a sequence's reader has space for so many more events. A stride ends only for a parked sequence:
+        a running one has as much credit as its stride has steps.
+        """
+        is_parked = sequence.status is Status.PARKED
+        self._command(sequence, lambda: self._slots.credit(sequence, events), ends_stride=is_parked)
+
+    def end_thinking(self, sequence: Sequence) -> None:
+        """Close a sequence's thinking with its next token."""
+        self._command(sequence, sequence.end_thinking)
+
+    def _command(self, sequence: Sequence, act: Callable[[], object], *, ends_stride: bool = True) -> None:
+        """Post a command for one sequence, which alone ends where it fails; nothing once that has ended."""
+
+        def fail(error: UmaError) -> None:
+            if sequence in self._slots.all:
+                self._slots.fail(sequence, error)
+
+        self.commands.call(act, fail, ends_stride=ends_stride)
 
     def use_isolated(self, context: Context) -> None:
         """Compute requests that are to be reproducible in this context; call it before the first is submitted."""
@@ -285,14 +302,15 @@ class DecodeWorker:
 
     def refuse_rest(self, error: UmaError) -> None:
         """Once the thread has ended: answer what came too late for it, and what comes from now on."""
-        self.commands.refuse_all(lambda command: self._refuse(command, error))
+        self.commands.refuse_all(error)
 
-    def _refuse(self, command: DecodeCommand, error: UmaError) -> None:
-        if isinstance(command, SubmitSequence):
-            self.mailbox.post([(command.sequence.stream, error, 0.0)], None)
+    def _refuse(self, sequence: Sequence, error: UmaError) -> None:
+        """End a sequence that was submitted and not taken up, or in vain."""
+        if sequence in self._slots.all:
+            self._slots.fail(sequence, error)
+        else:
+            self.mailbox.post([(sequence.stream, error, 0.0)], None)
             self._metrics.finished("error")
-        elif isinstance(command, CallFunction) and command.refuse is not None:
-            command.refuse(error)
 
     def _tick_until_stopped(self) -> None:
         while not self._is_stopping:
@@ -322,23 +340,14 @@ class DecodeWorker:
 
     def _obey_waiting(self) -> None:
         for command in self.commands.take():
-            if isinstance(command, CallFunction):
-                self._call(command)
-                continue
             try:
-                self._obey(command)
+                command.act()
             # (A fault in `end_thinking` of one request ended the engine once.)
-            except Exception as error:  # noqa: BLE001  (whatever it is, it is this request's alone)
-                self._slots.fail(command.sequence, error)
-
-    def _call(self, call: CallFunction) -> None:
-        try:
-            call.act()
-        except Exception as fault:
-            if call.refuse is None:
-                raise
-            _log.error("a command failed: a fault in the engine", exc_info=fault)
-            call.refuse(InternalError(f"a fault ended this request ({type(fault).__name__}: {fault})"))
+            except Exception as fault:
+                if command.refuse is None:
+                    raise
+                _log.error("a command failed: a fault in the engine", exc_info=fault)
+                command.refuse(InternalError(f"a fault ended this request ({type(fault).__name__}: {fault})"))
 
     def _turn(self) -> bool:
         """A tick, and all else that is done between two ticks but pictures; False if there was nothing."""
@@ -534,21 +543,33 @@ class DecodeWorker:
                 self.commands.wait()
                 return
 
-    def _submit(self, sequence: Sequence) -> None:
+    def _take(self, sequence: Sequence) -> None:
+        self._runner.canceller.submit_taken(sequence)
         self._slots.submit(sequence)
         if sequence.is_reproducible:
             self._reproducer.add(sequence)
 
-    def _obey(self, command: SubmitSequence | CancelSequence | GiveCredit | CloseThinking) -> None:
-        match command:
-            case SubmitSequence(sequence):
-                self._runner.canceller.submit_taken(sequence)
-                self._submit(sequence)
-            case CancelSequence(sequence):
-                self._runner.canceller.cancel_taken(sequence)
-                self._reproducer.cancel_taken(sequence)
-                self._slots.finish(sequence, "cancelled")
-            case GiveCredit(sequence, events):
-                self._slots.credit(sequence, events)
-            case CloseThinking(sequence):
-                sequence.end_thinking()
+    def _take_cancel(self, sequence: Sequence) -> None:
+        self._runner.canceller.cancel_taken(sequence)
+        self._reproducer.cancel_taken(sequence)
+        self._slots.finish(sequence, "cancelled")
+
+
+@attrs.frozen
+class SequenceControl:
+    """One sequence's end of the inbox: `delivery.stream.Control`."""
+
+    worker: DecodeWorker
+    sequence: Sequence
+
+    def cancel(self) -> None:
+        """See `DecodeWorker.cancel`."""
+        self.worker.cancel(self.sequence)
+
+    def end_thinking(self) -> None:
+        """See `DecodeWorker.end_thinking`."""
+        self.worker.end_thinking(self.sequence)
+
+    def credit(self, events: int) -> None:
+        """See `DecodeWorker.credit`."""
+        self.worker.credit(self.sequence, events)
