@@ -272,10 +272,10 @@ def lane_state(request: dict[str, Any], activity: dict[str, Any]) -> str:
         return "paused for a request of higher priority"
     ahead = queue_of(activity)[: [each["id"] for each in queue_of(activity)].index(request["id"])]
     higher = sum(each["priority"] > request["priority"] for each in ahead)
-    why = " until the KV cache has space for its prompt" if request.get("waits_for") == "cells" else ""
+    why = ", until the KV cache has space for its prompt" if request.get("waits_for") == "cells" else ""
     if not ahead:
         return f"next in the queue{why}"
-    return f"in the queue{why}, {len(ahead)} before it" + (f", {higher} of higher priority" if higher else "")
+    return f"{len(ahead)} ahead{why}" + (f", {higher} of higher priority" if higher else "")
 
 
 def check_tiles(tiles: dict[str, list[str]], figures: dict[str, Any], metrics: dict[str, Any]) -> None:

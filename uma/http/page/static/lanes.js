@@ -88,10 +88,10 @@ class Scene {
     if (request.is_preempted) return "paused for a request of higher priority";
     const ahead = this.queue.slice(0, this.queue.indexOf(request));
     const higher = ahead.filter(({ priority }) => priority > request.priority).length;
-    const sets = request.waits_for === "adapters" ? " until one of two sets of LoRA adapters has ended" : "";
-    const why = request.waits_for === "cells" ? " until the KV cache has space for its prompt" : sets;
+    const sets = request.waits_for === "adapters" ? ", until one of two sets of LoRA adapters has ended" : "";
+    const why = request.waits_for === "cells" ? ", until the KV cache has space for its prompt" : sets;
     if (!ahead.length) return `next in the queue${why}`;
-    const words = `in the queue${why}, ${number(ahead.length)} before it`;
+    const words = `${number(ahead.length)} ahead${why}`;
     return higher ? `${words}, ${number(higher)} of higher priority` : words;
   }
 }

@@ -301,8 +301,7 @@ function statusOf(run) {
   if (run.message.text) return [];
   if (run.message.thinking && run.isHurried) return [pulse, "The answer is about to begin …"];
   if (run.message.thinking) {
-    const hurry = () => void run.answerNow();
-    return [h("button", { type: "button", class: "button", onclick: hurry }, "Answer now")];
+    return [h("button", { type: "button", class: "button", onclick: () => void run.answerNow() }, "Answer now")];
   }
   if (!run.hasArrived) return [pulse, "Sending the question …"];
   const { prompt_tokens: prompt = 0, computed_tokens: computed = 0, waits_for, ahead } = run.progress;
