@@ -13,6 +13,7 @@ from typing import Any, get_args
 
 import attrs
 import pytest
+from adapters import write_adapter
 from engine_world import config_for
 from http_server import HostedHttp, HttpServer, RawHttp, hosted_http, running_http
 from hub_server import running_hub
@@ -21,6 +22,7 @@ from stalled_disk import stalling
 from harness import until
 from uma.http.app import ENDPOINTS
 from uma.http.page.endpoints import ENDPOINTS as PAGE_ENDPOINTS
+from uma.llama.builtin import builtin_path
 from uma.protocol.messages import Query
 
 HEALTH_SEC, BUSY_FACTOR = 0.2, 5
@@ -57,6 +59,7 @@ BODIES: dict[str, dict[str, Any]] = {
         ({"text_1": LONG[:9_000], "text_2": [LONG[:9_000]] * 4}, "/score /v1/score"),
         ({"input_prefix": LONG, "input_suffix": LONG}, "/infill"),
         ({"messages": [{"role": "user", "content": LONG}], "sampling": {}}, "/ui/api/answers"),
+        ({"model": "builtin"}, "/api/show /api/pull /models/load /models/unload"),
     )
     for path in paths.split()
 }
@@ -136,7 +139,8 @@ def upload(raw: RawHttp, data: bytes) -> str:
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
     folder = tmp_path_factory.mktemp("health")
     flags = "--http-jobs", str(folder / "jobs"), "--n-ctx", "4096", "--store-responses", "600", "--history"
-    with running_http(folder, *flags, XDG_STATE_HOME=str(folder)) as server:
+    adapter = write_adapter(folder / "one.gguf", builtin_path())
+    with running_http(folder, *flags, "--lora", f"one={adapter}", XDG_STATE_HOME=str(folder)) as server:
         yield server
 
 
@@ -146,6 +150,7 @@ def test_health_answers_and_a_stream_goes_on_beside_every_endpoint(served: HttpS
             watch.beside, before = f"{method} {path}", watch.tokens
             with served.connect() as raw:
                 named = path.replace("{id}", "a").replace("{id:path}", "a").replace("{name}", "main.js")
+                named = named.replace("{number:int}", "1")
                 raw.send(method, named, BODIES.get(path, {}) if method == "POST" else None)
                 raw.head()
             until(lambda before=before: watch.tokens > before, bool)  # type: ignore[misc]
@@ -171,6 +176,21 @@ def test_health_answers_beside_stored_responses(served: HttpServer) -> None:
             assert raw.ask("GET", f"/v1/responses/{id}").status == 200
             assert raw.ask("GET", f"/v1/responses/{id}/input_items").status == 200
             assert raw.ask("DELETE", f"/v1/responses/{id}").status == 200
+
+
+def test_health_answers_and_a_stream_goes_on_beside_the_history_an_adapter_and_a_summary(served: HttpServer) -> None:
+    turns = [{"role": role, "content": f"{role} {at}"} for at in range(1_500) for role in ("user", "assistant")]
+    long = {"messages": [*turns, TURNS["messages"][0] | {"content": "And now?"}], "max_tokens": 1}
+    adapted = {"prompt": LONG[:4_000], "max_tokens": 1, "model": "builtin+one"}
+    asked = {"chat/completions": long | {"truncation": "compact"}, "completions": adapted}
+    with watched(served) as watch, served.connect() as raw:
+        for watch.beside, body in asked.items():
+            before = watch.tokens
+            assert raw.ask("POST", f"/v1/{watch.beside}", body).status == 200
+            until(lambda before=before: watch.tokens > before, bool)  # type: ignore[misc]
+        watch.beside = "the history"
+        listed = until(lambda: raw.ask("GET", "/v1/history?search=now").json["data"], bool)
+        assert raw.ask("GET", f"/v1/history/{listed[0]['number']}?against={listed[-1]['number']}").status == 200
 
 
 def test_health_answers_beside_files_and_batches_whose_index_is_locked(served: HttpServer, tmp_path: Path) -> None:

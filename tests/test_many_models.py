@@ -204,10 +204,15 @@ def test_health_is_answered_at_once_whatever_is_done_with_models(serve_models: S
                 assert server.ask("GET", "/v1/models?reload=1").status == 200
             else:
                 assert complete(server, "beta").status == 200
-                server.ask("POST", "/models/unload", {"model": "beta"}) if during == "unload" else None
+                if during == "unload":
+                    for is_pinned in (True, False):
+                        raw_pin.send({"type": "pin", "model": "beta", "pinned": is_pinned})
+                        assert raw_pin.receive() is not None
+                    server.ask("POST", "/models/unload", {"model": "beta"})
 
-    with server.process.connect() as raw, ThreadPoolExecutor(1) as pool:
+    with server.process.connect() as raw, server.process.connect() as raw_pin, ThreadPoolExecutor(1) as pool:
         raw.hello(model="alpha")
+        raw_pin.hello(versions=["1.2"])
         raw.send(ask("a", max_tokens=200))
         working, longest = pool.submit(work), 0.0
         while not working.done():

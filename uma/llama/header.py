@@ -58,7 +58,7 @@ EVEN_HEADS = WHOLE_HEADS | frozenset((
 ))
 """Architectures whose keys and values have heads of one size: `n_embd_head == hparams.n_embd_head_k()`."""
 # fmt: on
-TRIED = EVEN_HEADS | frozenset(("gemma2", "gemma3", "lfm2", "qwen3next"))
+TRIED = EVEN_HEADS | frozenset(("gemma2", "gemma3", "jamba", "lfm2", "mamba", "qwen3next"))
 """Architectures of which no other figure ends llama.cpp's process, of those that the shapes of tensors do not bear out:
 each was changed."""
 _FIGURE = re.compile(r"(^|[._])(count|length|size)(_|$)")
