@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from array import array
@@ -95,13 +96,17 @@ async def test_its_folder_is_the_users_alone(tmp_path: Path) -> None:
     assert (tmp_path / "new" / FOLDER).stat().st_mode & 0o777 == 0o700
 
 
-async def test_files_of_other_models_count_and_are_evicted_like_its_own(tmp_path: Path) -> None:
+async def test_files_of_other_models_count_and_are_evicted_like_its_own_and_are_no_news(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "uma")
     other = await tier(tmp_path, identity=OTHERS)
     for number in (1, 2):
         await other.write(snapshot(number))
     for path in files(tmp_path):
         used(path, 1000)
     disk = await tier(tmp_path)
+    assert not caplog.records
     assert disk.size_bytes == other.size_bytes
     for number in (3, 4):
         await disk.write(snapshot(number))

@@ -256,7 +256,8 @@ class DiskTier:
             _log.warning("cache_dir: %s is ignored: it is no snapshot (%s)", path, error)
             return None
         if differs:
-            _log.info("cache_dir: %s is ignored: another %s", path, ", ".join(differs))
+            level = logging.DEBUG if "model" in differs else logging.INFO  # models have one folder together
+            _log.log(level, "cache_dir: %s is ignored: another %s", path, ", ".join(differs))
             return None
         tokens = keyed(tokens, self._adapter_keys.index(adapters), adapted_from)
         return _UsableFile(path, status.st_size, status.st_mtime, tokens=tokens, ends=ends)
