@@ -15,6 +15,7 @@ import pytest
 import trio
 from engine_world import answer, config_for, settled
 from every_kind import MEMORIES, write_named
+from http_server import hosted_http
 from hypothesis import given
 from hypothesis import strategies as st
 from projectors import png, write_projector, write_seeing_model
@@ -371,12 +372,16 @@ async def test_decision_models_are_asked_in_the_form_of_their_file(tmp_path: Pat
         assert broken.probability == pytest.approx(yes, abs=1e-4)
 
 
-async def test_decision_models_with_a_head_of_their_own_are_refused(tmp_path: Path) -> None:
+def test_decision_models_with_a_head_of_their_own_are_refused(tmp_path: Path) -> None:
     path = write_model(tmp_path / "tiny.gguf", metadata={"llama.decision.type": "kev"})
-    async with open_engine(config_for(path)) as engine:
-        assert not engine.info.capabilities.decisions
+    asked = {"input": STATE, "questions": [{"type": "predicate", "instructions": "Is something broken?"}]}
+    with hosted_http(config_for(path, http="127.0.0.1:0")) as hosted:
+        assert not hosted.engine.info.capabilities.decisions
+        token = hosted.call(trio.lowlevel.current_trio_token)
         with pytest.raises(BadRequest, match=r"decision model \(kev\).*chat"):
-            await engine.decide(decision())
+            trio.from_thread.run(hosted.engine.decide, decision(), trio_token=token)
+        refused = hosted.ask("POST", "/v1/decisions", asked)
+    assert (refused.status, "load a chat model" in refused.json["error"]["message"]) == (501, True)
 
 
 async def test_a_picture_of_the_state_is_read_once_and_probabilities_are_a_chat_s(tmp_path: Path) -> None:
