@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import json
 import os
 import shutil
 import signal
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from http_server import HttpServer, ServeModels, running_http
@@ -39,6 +40,7 @@ from harness import (
 from models import write_model
 from uma.cli import main
 from uma.llama.grammar import GrammarCompiler, GrammarMasks
+from uma.llama.sandbox import compiled, rendered
 from uma.llama.vocab import Vocab
 
 if TYPE_CHECKING:  # slow to import
@@ -228,6 +230,28 @@ def uma_told(uma_here: RunInProcess) -> RunInProcessText:
         return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 
     return run
+
+
+class RendersHere:
+    """`RenderProcesses` without processes: to start one for a template takes longer than all that is rendered by it."""
+
+    def __init__(self, setup: list[str]) -> None:
+        source, *self._tokens = setup
+        self._template = compiled(source)
+
+    def render(self, conversation: dict[str, Any]) -> str:
+        return rendered(self._template, json.loads(json.dumps(conversation)), *self._tokens)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def renders_here() -> Iterator[None]:
+    """Every chat template is rendered in this process, which has tests of its own: what is made there is the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("uma.llama.template.RenderProcesses", RendersHere)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -117,6 +117,7 @@ def test_every_template_that_shows_calls_is_served(name: str) -> None:
     assert family is not GENERIC or name in NOT_SHOWN
 
 
+@pytest.mark.usefixtures("renders_here")
 @pytest.mark.parametrize("name", SERVED)
 def test_calls_that_a_grammar_forces_render_to_the_same_text(
     vocab: Vocab, compiler: GrammarCompiler, masks: GrammarMasks, name: str

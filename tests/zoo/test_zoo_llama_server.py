@@ -39,7 +39,7 @@ def vocab_of(name: str) -> Vocab:
 
 
 @pytest.fixture
-def zoo(name: str) -> Iterator[ChatTemplate]:
+def zoo(name: str, renders_here: None) -> Iterator[ChatTemplate]:
     vocab = vocab_of(nearest_vocabulary(name))
     made = ChatTemplate(template(name), vocab.bos_text, vocab.eos_text)
     yield made

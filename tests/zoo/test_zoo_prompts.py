@@ -81,7 +81,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def zoo(name: str) -> Iterator[ChatTemplate]:
+def zoo(name: str, renders_here: None) -> Iterator[ChatTemplate]:
     made = ChatTemplate(template(name), "<s>", "</s>")
     yield made
     made.close()
@@ -148,6 +148,7 @@ def test_an_answer_that_has_begun_is_gone_on_with(
         assert answer.reasoning in behind
 
 
+@pytest.mark.usefixtures("renders_here")
 @pytest.mark.parametrize("conversation", CALLED)
 def test_gemma_4_s_first_templates_show_results_as_its_later_ones_do(conversation: str) -> None:
     """The first ones read them only as part of the message with the calls."""
