@@ -5,7 +5,6 @@ never the conversation.
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import shlex
 import sys
@@ -130,7 +129,6 @@ class Chat:
     """The turn that `/retry` asks again: it comes back where there is no other answer."""
     refused: ChatTurn | None = None
     """The last question, where the conversation had become too long for it."""
-    is_shortening: bool = False
     truncation: Truncation = "off"
     """What the server does with the oldest turns of what does not fit."""
     n_failed: int = 0
@@ -189,8 +187,6 @@ class Chat:
             self._obey(partial(self.add_picture, path))
         elif line.startswith("/") and self.takes_commands:
             self.command(line)
-            if self.is_shortening:
-                await self._leave_out_the_oldest()
             question, self.again = self.again, None
             return question
         elif self.is_interactive and line.strip().lower() in FAREWELLS:
@@ -364,38 +360,12 @@ class Chat:
             self.conversation.save(Path(file).expanduser())
 
     def shorten(self) -> None:
-        """Leave out the oldest turns before the next question, as many as it takes."""
-        self.is_shortening = True
-
-    async def _leave_out_the_oldest(self) -> None:
-        """Drop turns until a quarter of the context is free, and ask the question again that did not fit."""
-        self.is_shortening = False
-        if self.opened is None or self.info is None:
-            self.view.complain("no server is there that could tell what fits; the next question looks for one")
-            return
-        question, n_left_out, is_needed = self.refused or ChatTurn(""), 0, self.refused is not None
-        most = self.info.limits.n_ctx - self.info.limits.n_ctx // 4
-        while self.conversation.turns and (
-            (is_needed and n_left_out == 0) or await self._prompt_tokens(question) > most
-        ):
-            del self.conversation.turns[0]
-            n_left_out += 1
-        left = len(self.conversation.turns)
-        self.view.tell(
-            f"Oldest turns left out: {n_left_out}; {left} are left."
-            if n_left_out
-            else "Nothing is left out: a quarter of the context and more is free."
-        )
+        """From now on the server leaves out the oldest turns of what does not fit. The question that did not fit is
+        asked again.
+        """
+        self.truncation = "auto" if self.truncation == "off" else self.truncation
+        self.view.tell("From now on the oldest turns are left out where the context is full.")
         self.again, self.refused = self.refused, None
-
-    async def _prompt_tokens(self, question: ChatTurn) -> float:
-        assert self.opened is not None
-        question = attrs.evolve(question, question=question.question or " ")
-        request = Request(id=f"count-{self.n_asked}", messages=self.conversation.asking(question))
-        try:
-            return len((await self.opened.source.tokenize(request)).token_ids)
-        except PromptTooLarge:
-            return math.inf
 
     def switch(self, name: str) -> None:
         """Take another model, from the next question on: of a server's several the one of this name, else whatever it

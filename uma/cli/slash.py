@@ -20,7 +20,8 @@ from uma.types import CHAT_SAMPLING, SAMPLER_FIELDS, Finished, SamplerSettings, 
 SET = (*SAMPLER_FIELDS, "max_tokens", "seed")
 """Fields of `SamplingParams` that `/set` changes."""
 NO_ROOM = (
-    "/shorten leaves out the oldest turns, --keep-going always, --compact with a summary of them; /reset starts over"
+    "/shorten goes on without the oldest turns, as --keep-going does from the start, --compact with a summary of them; "
+    "/reset starts over"
 )
 
 
@@ -47,7 +48,7 @@ class Talk(Protocol):
         """Go on with another model: the one of this name, or whatever the server has now."""
 
     def shorten(self) -> None:
-        """Leave out the oldest turns, as many as it takes for the next question to fit."""
+        """Leave out the oldest turns from now on, as many as it takes for a question to fit."""
 
     def add_picture(self, path: Path) -> None:
         """Have this file's picture go with the next question. Raises `UmaError`."""
@@ -228,7 +229,7 @@ COMMANDS: dict[str, SlashCommand] = {
     "/undo": SlashCommand("", "take back the last question and its answer", _undo),
     "/retry": SlashCommand("", "ask the last question again, for another answer", _retry),
     "/image": SlashCommand("[FILE]", "a picture for the next question: show, add, or take all away with -", _image),
-    "/shorten": SlashCommand("", "leave out the oldest turns, where the context is full", _shorten),
+    "/shorten": SlashCommand("", "leave out the oldest turns from now on, where the context is full", _shorten),
     "/set": SlashCommand(
         "[NAME VALUE]",
         "show or set temperature, top_p, max_tokens, seed …; /temperature VALUE too",
