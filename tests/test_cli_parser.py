@@ -125,7 +125,7 @@ def test_help_fits_the_terminal(columns: str, monkeypatch: pytest.MonkeyPatch) -
         (["--modles"], "unknown option --modles"),
         (
             ["generate", "--idle-timeout-sec", "4"],
-            "unknown option --idle-timeout-sec for uma generate; it is an option of uma run and uma launch",
+            "unknown option --idle-timeout-sec for uma generate; it is an option of uma run, launch",
         ),
         (
             ["run", "--kv-unified", "atuo"],

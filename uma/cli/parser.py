@@ -184,7 +184,7 @@ class CommandParser(argparse.ArgumentParser):
     def _advice(self, unknown: str) -> str:
         owners = [name for name, parser in self.siblings.items() if unknown in parser.options()]
         if owners:
-            return f"{unknown} for {self.prog}; it is an option of uma {' and uma '.join(owners)}"
+            return f"{unknown} for {self.prog}; it is an option of uma {', '.join(owners)}"
         long = [option for option in self.options() if option.startswith("--")]
         return f"{unknown}{nearest(unknown, long, prefix='--')}"
 
