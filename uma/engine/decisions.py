@@ -129,11 +129,6 @@ class DecisionService:
             shares = labels.by_option(labels.softmax(placed, request.temperature * asked.temperature), asked.order)
             of_question[asked.question].append((shares, min(1.0, math.exp(labels.log_sum(placed)))))
         for question, orders in zip(request.questions, of_question, strict=True):
-            mass = sum(known for _, known in orders) / len(orders)
-            yield Decision(
-                question.kind,
-                labels.mean([shares for shares, _ in orders]),
-                mass,
-                is_refused=mass < request.min_label_mass,
-                name=question.name,
-            )
+            mean, mass = labels.mean([shares for shares, _ in orders]), sum(known for _, known in orders) / len(orders)
+            is_refused = mass < request.min_label_mass
+            yield Decision(question.kind, mean, mass, is_refused=is_refused, name=question.name)

@@ -174,22 +174,18 @@ class DecisionReader:
         if request.labels == "codes":
             return ()
         found = [[spelled(option.label)] for option in question.options]
-        if labels.is_distinct(found) and (
-            request.labels == "names" or sum(len(path) for (path,) in found) <= MAX_NAME_TOKENS
-        ):
-            return found
-        if request.labels == "names":
+        is_distinct, size = labels.is_distinct(found), sum(len(path) for (path,) in found)
+        if request.labels == "names" and not is_distinct:
             why = "two of them have the same label, so that names cannot tell them apart; ask for labels codes"
             raise BadRequest.at(f"questions[{index}].options", why)
-        return ()
+        return found if is_distinct and (request.labels == "names" or size <= MAX_NAME_TOKENS) else ()
 
     def _codes(self, question: DecisionQuestion, spelled: Speller) -> list[tuple[str, labels.Path]]:
         """Codes by place, each with its tokens: those of the fewest tokens."""
         count = len(question.options)
         texts = labels.codes(count) if question.kind == "choice" else tuple(map(str, range(count)))
-        found = [(text, spelled(text)) for text in texts]
-        chosen = sorted(range(len(found)), key=lambda at: (len(found[at][1]), at))[:count]
-        return [found[at] for at in sorted(chosen)]
+        found = sorted(((text, spelled(text)) for text in texts), key=lambda code: len(code[1]))
+        return sorted(found[:count])
 
     def _speller(self, behind: str, lead: str) -> Speller:
         """Tells the tokens of a label behind the prompt. It is read with the text behind the last special token before
