@@ -360,7 +360,7 @@ class Chat:
             self.conversation.save(Path(file).expanduser())
 
     def shorten(self) -> None:
-        """From now on the server leaves out the oldest turns of what does not fit. The question that did not fit is
+        """Have the server leave out the oldest turns of what does not fit, from now on. A question that did not fit is
         asked again.
         """
         self.truncation = "auto" if self.truncation == "off" else self.truncation
