@@ -23,11 +23,13 @@ DEADLINE_SEC = 10.0
 second, and figures that no file has can keep a loop busy for hours."""
 READ_BYTES_PER_SEC = 2**28
 """Minimum speed at which these are read, on a slow machine."""
-MEMORY_BYTES = 2**33
+MEMORY_BYTES = 2**32
 """Maximum address space beside these weights. Libraries take one GiB of it, and the largest picture that a projector
 plans for (4,096 patches, without flash attention) another: figures that no file has take a machine's."""
 PROGRAM = str(Path(__file__).with_name("trial_process.py"))
 """What the child runs. It loads models, whose module asks this one first."""
+MAX_ANSWER_BYTES = 2**16
+"""Maximum length of what the child says."""
 MAX_KNOWN = 256
 """Maximum headers whose outcome is kept."""
 
@@ -63,22 +65,22 @@ def _digest(path: Path) -> bytes:
 
 def _check(trial: _Trial) -> None:
     with suppress(ChildBusyError, OSError):  # what could not be tried is not refused
-        if _ends_process(trial):
-            raise ModelError(
-                f"{trial.paths[0]}: its header is damaged or unsupported: llama.cpp would end the process over its "
-                "figures; download or convert it again"
-            )
+        if problem := _problem(trial):
+            raise ModelError(f"{trial.paths[0]}: {problem}")
 
 
 @lru_cache(MAX_KNOWN)
-def _ends_process(trial: _Trial) -> bool:
+def _problem(trial: _Trial) -> str:
     deadline_sec = DEADLINE_SEC + trial.weights_bytes / READ_BYTES_PER_SEC
     setup = {"memory_bytes": MEMORY_BYTES + 2 * trial.weights_bytes}
-    child = Child(PROGRAM, setup, deadline_sec=deadline_sec, max_answer_bytes=1_000)
+    child = Child(PROGRAM, setup, deadline_sec=deadline_sec, max_answer_bytes=MAX_ANSWER_BYTES)
     try:
-        child.ask({"paths": trial.paths, "predicts": trial.predicts})
+        problem: str = child.ask({"paths": trial.paths, "predicts": trial.predicts})
     except (ChildEndedError, TimeoutError):
-        return True
+        problem = (
+            "its header is damaged or unsupported: llama.cpp would end the process over its figures; download or "
+            "convert it again"
+        )
     finally:
         child.close()
-    return False
+    return problem

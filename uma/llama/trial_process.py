@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import llama_cpp.llama_cpp as lib
 
 from uma.child import bound_memory, serve
+from uma.errors import ModelError
 from uma.llama import header
 from uma.llama.model import Model
 from uma.llama.projector import Picture, Pixels, Projector, Samples
@@ -22,7 +22,7 @@ SAMPLES = 16_000
 """What a projector is given: a second of silence, and pictures of one colour that are not square."""
 
 
-def _prepared(setup: Any) -> Callable[[Any], None]:
+def _prepared(setup: Any) -> Callable[[Any], str]:
     bound_memory(setup["memory_bytes"])
     os.environ["GGML_NO_BACKTRACE"] = "1"
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a GPU's driver takes address space by the terabyte
@@ -30,13 +30,19 @@ def _prepared(setup: Any) -> Callable[[Any], None]:
     return _try
 
 
-def _try(asked: dict[str, Any]) -> None:
-    with suppress(Exception):  # what llama.cpp says in words the parent hears too
-        path, *model = asked["paths"]
+def _try(asked: dict[str, Any]) -> str:
+    """Why it cannot be loaded here, with little memory; else the parent hears what llama.cpp says in words."""
+    path, *model = asked["paths"]
+    try:
         if model:
             _try_projector(Path(path), Path(model[0]))
         else:
             _try_model(path, predicts=asked["predicts"])
+    except ModelError as error:
+        return error.message.removeprefix(f"{path}: ")
+    except Exception:  # noqa: BLE001  (of these inputs alone)
+        return ""
+    return ""
 
 
 def _try_model(path: str, *, predicts: bool) -> None:
