@@ -22,8 +22,6 @@ LEAST = -9999.0
 """Log probability given for a probability of zero: JSON has no infinity."""
 BLOCK = 64
 """Tokens whose highest logit stands for all of them at first: the k likeliest tokens are in k blocks at most."""
-MAX_PLAIN = 60.0
-"""Maximum logit up to which powers of e and their sum stay within 32 bits; beyond it all logits are shifted."""
 CACHED_LOGITS = 131_072
 """Maximum logits that are added up in one pass, or one row: more, with their powers, do not fit a processor's cache."""
 
@@ -80,17 +78,14 @@ class LogprobReader:
         most = highest.max(axis=1, initial=-np.inf)
         if whole < self._n_vocab:
             np.maximum(most, logits[:, whole:].max(axis=1), out=most)
-        powers, is_plain = self._powers[: len(logits)], np.abs(most).max() < MAX_PLAIN
-        if is_plain:
-            np.exp(logits, out=powers)
-        else:
-            np.subtract(logits, most[:, None], out=powers)
-            np.exp(powers, out=powers)
+        powers = self._powers[: len(logits)]
+        # Shifted: powers of e of logits from some 88 on are more than 32 bits hold.
+        np.subtract(logits, most[:, None], out=powers)
+        np.exp(powers, out=powers)
         # Whole blocks are added up column by column, several at a time.
         sums = powers[:, :whole].reshape(len(powers), BLOCK, -1).sum(axis=1).sum(axis=1)
         np.log(sums + powers[:, whole:].sum(axis=1), out=log_totals)
-        if not is_plain:
-            log_totals += most
+        log_totals += most
 
     def of(self, rows: Sequence[int], tokens: Sequence[int]) -> tuple[list[float], list[int]]:
         """Log probability and rank of a token in each of these rows; 1 is the likeliest."""
