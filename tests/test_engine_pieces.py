@@ -69,8 +69,8 @@ async def test_steps_that_readers_lack_come_before_the_piece(tiny: Path, monkeyp
         for results in run(self, tick):
             yield results
             is_read = [sequence.computed for sequence, _ in tick.prefill] != read
-            if tick.decode and tick.prefill and tick.needed_ms and not is_read:
-                given.append((tick.steps, tick.decode[0].generated - before[0]))
+            if tick.decode and tick.prefill and tick.plan.needed_ms and not is_read:
+                given.append((tick.plan.steps, tick.decode[0].generated - before[0]))
 
     monkeypatch.setattr(Executor, "run", watched)
     monkeypatch.setattr(executor, "steps_lacking", lambda *_: lacking)

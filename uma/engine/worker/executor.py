@@ -19,6 +19,7 @@ from uma.engine.delivery.pacing import ONE_STEP, Stride, plan_stride
 from uma.engine.kv.checkpoints import LAST_TOKENS
 from uma.engine.kv.pictures import outside
 from uma.engine.kv.pool import KvPool
+from uma.engine.policy import Plan
 from uma.engine.policy.cost import TILE_TOKENS
 from uma.engine.policy.lead import lead_ms, steps_lacking
 from uma.engine.policy.order import preemption_order
@@ -36,33 +37,22 @@ from uma.metrics import EngineMetrics
 
 @attrs.define(slots=True)
 class Tick:
-    """What to compute between two looks at the inbox."""
+    """What to compute between two looks at the inbox: a plan, with the sequences that it names."""
 
+    plan: Plan
     decode: list[Sequence]
     prefill: Work
-    is_steady: bool = False
-    """Every sequence with a slot decodes and none waits, so the same rows can go on for several steps."""
-    steps: int = 1
-    """Decode steps before the prefill. Without all of them there is none: readers would wait for its end."""
-    is_mixed: bool = False
-    """One decode step more is computed in the batch of the prefill."""
-    needed_ms: float = 0.0
-    """Minimum lead of every reader when the prefill begins (`Plan.needed_ms`)."""
-    pace_ms: float = 0.0
-    """Minimum time between two tokens of a row at its reader."""
     drafts: Drafts | None = None
     """What is verified with the decode rows' next tokens, in one batch."""
     hold_ms: float = 0.0
     """Maximum time between the first and the last token of a stride."""
-    embed_tokens: int = 0
-    """Tokens of texts to embed after all else."""
     has_sets: bool = False
     """Whether rows have different sets of adapters: each set decodes in batches of its own."""
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to compute."""
-        return not self.decode and not self.prefill and not self.embed_tokens
+        return not self.decode and not self.prefill and not self.plan.embed_tokens
 
 
 class Result(NamedTuple):
@@ -89,12 +79,12 @@ class Executor:
 
     def run(self, tick: Tick) -> Iterator[StepResults]:
         """Compute a tick, batch by batch: the caller gives each batch's results before it asks for the next."""
-        if tick.decode and tick.steps:
+        if tick.decode and tick.plan.steps:
             for turn in _turns(tick):
                 yield from self._decode(turn)
                 # A request that comes meanwhile is planned for before anything is read: it waited half a second for
                 # the piece of a background prompt once.
-                if turn.steps > 1 and not (yield from self._decode_ahead(turn, turn.steps - 1)):
+                if turn.plan.steps > 1 and not (yield from self._decode_ahead(turn, turn.plan.steps - 1)):
                     return
             lacking = self._steps_lacking(tick)
             for turn in _turns(tick) if lacking else ():
@@ -104,7 +94,7 @@ class Executor:
             return
         # Sequences whose cells the decode rows needed have lost their slots.
         prefill = [row for row in tick.prefill if row[0].holding is not None]
-        if tick.is_mixed:
+        if tick.plan.is_mixed:
             yield from self._mixed(tick, prefill)
         elif prefill:
             yield from self._prefill(prefill)
@@ -118,11 +108,11 @@ class Executor:
 
     def _steps_lacking(self, tick: Tick) -> int:
         """Decode steps that the readers lack before the prefill, because those before it took longer than predicted."""
-        if not tick.needed_ms:
+        if not tick.plan.needed_ms:
             return 0
         readers = [row for row in tick.decode if row.status is Status.DECODING and row.lane >= 0 and row.is_paced]
-        lead = lead_ms(readers, tick.pace_ms, now_ms())
-        return steps_lacking(tick.needed_ms, lead, tick.pace_ms, self._runner.decode_ms)
+        lead = lead_ms(readers, tick.plan.pace_ms, now_ms())
+        return steps_lacking(tick.plan.needed_ms, lead, tick.plan.pace_ms, self._runner.decode_ms)
 
     def _decode_ahead(self, tick: Tick, steps: int) -> Generator[StepResults, None, bool]:
         """More steps of a tick that reads prompts. False where a command came before they were done."""
@@ -141,7 +131,7 @@ class Executor:
 
     def _stride(self, tick: Tick) -> Stride:
         """How far the rows can go on: until one of them can change, or a reader's token is due."""
-        if not tick.is_steady:
+        if not tick.plan.is_decode_only:
             return ONE_STEP
         steps = map(steps_ahead, tick.decode)
         return plan_stride(steps, tick.hold_ms, self._runner.decode_ms, self._pool.free_cells // len(tick.decode))

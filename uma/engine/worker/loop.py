@@ -371,10 +371,10 @@ class DecodeWorker:
                 self._give(result)
             self._outbox.flush_due(self._runner.began_ms)
         recorder = self._instruments.recorder
-        if tick.embed_tokens:
+        if tick.plan.embed_tokens:
             embedding_ms = now_ms()
             self._outbox.flush()  # a batch of many tokens takes longer than any token can wait
-            self._embedder.run(tick.embed_tokens)
+            self._embedder.run(tick.plan.embed_tokens)
             if recorder is not None:
                 recorder.span(DECODE, "embed", embedding_ms, now_ms())
         ended = now_ms()
@@ -382,7 +382,7 @@ class DecodeWorker:
         self._metrics.outside_decode_ms_total += ended - began - (self._computing_ms - computing_ms)
         if recorder is not None:
             waiting = len(self._slots.all) - len(self._slots.active)
-            recorder.span(DECODE, "tick", began, ended, steps=tick.steps, waiting=waiting)
+            recorder.span(DECODE, "tick", began, ended, steps=tick.plan.steps, waiting=waiting)
         return True
 
     @property
@@ -467,14 +467,9 @@ class DecodeWorker:
         plan = self._plan(now, pause_ms)
         active = self._slots.active
         tick = Tick(
+            plan,
             decode=[active[key] for key in plan.decode],
             prefill=[(active[key], count) for key, count in plan.prefill],
-            is_steady=plan.is_decode_only,
-            steps=plan.steps,
-            is_mixed=plan.is_mixed,
-            needed_ms=plan.needed_ms,
-            pace_ms=plan.pace_ms,
-            embed_tokens=plan.embed_tokens,
             has_sets=self._slots.has_sets,
         )
         self._output.pace_ms = plan.pace_ms
@@ -485,7 +480,7 @@ class DecodeWorker:
         if plan.is_decode_only or plan.steps > 1:
             returns_early = self._context.returns_early  # then no token waits for the stride's end
             tick.hold_ms = math.inf if returns_early else min((row.hold_ms for row in tick.decode), default=0.0)
-        tick.drafts = self._speculator.draft(tick.decode if tick.is_steady else [])
+        tick.drafts = self._speculator.draft(tick.decode if plan.is_decode_only else [])
         return tick, bool(plan.preempt)
 
     def _plan(self, now: float, pause_ms: float) -> Plan:
