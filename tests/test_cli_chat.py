@@ -770,19 +770,19 @@ def test_a_question_joins_with_its_answer_or_not_at_all() -> None:
         Message("assistant", "b"),
         Message("user", "c"),
     )
-    conversation.add(ChatTurn("c", "d", reasoning="e"))
+    conversation.turns.append(ChatTurn("c", "d", reasoning="e"))
     assert conversation.asking(ChatTurn("f"))[3:5] == (Message("user", "c"), Message("assistant", "d", reasoning="e"))
     assert conversation.undo() == "c"
     assert conversation.undo() == "a"
     assert conversation.undo() is None
-    conversation.add(ChatTurn("a", "b"))
+    conversation.turns.append(ChatTurn("a", "b"))
     conversation.reset()
     assert (conversation.system, conversation.turns) == ("Be kind.", [])
 
 
 def test_a_saved_conversation_comes_back_as_it_was(tmp_path: Path) -> None:
     conversation = ChatHistory(None, [ChatTurn("ä\n\u2028", "\x1b[2J"), ChatTurn("", ""), ChatTurn("a", "b", "c")])
-    conversation.add(ChatTurn("d", "e", pictures=(ChatPicture("ä.png", b"\x89PNG"),)))
+    conversation.turns.append(ChatTurn("d", "e", pictures=(ChatPicture("ä.png", b"\x89PNG"),)))
     for _ in range(2):
         conversation.save(tmp_path / "chat.json")
     assert ChatHistory.load(tmp_path / "chat.json") == conversation

@@ -298,9 +298,9 @@ class Chat:
         taken_back, self.taken_back = self.taken_back, None
         self.conversation.stopped = None
         if turn.answer or is_whole:
-            self.conversation.add(turn)
+            self.conversation.turns.append(turn)
         elif taken_back is not None:
-            self.conversation.add(taken_back)
+            self.conversation.turns.append(taken_back)
 
     def _larger(self) -> str:
         """That a larger context helps, where the model can have one."""

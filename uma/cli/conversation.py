@@ -62,10 +62,6 @@ class ChatHistory:
             messages += [turn.asked(), answered]
         return (*messages, question.asked())
 
-    def add(self, turn: ChatTurn) -> None:
-        """A turn is over."""
-        self.turns.append(turn)
-
     def undo(self) -> str | None:
         """Take back the last turn, or the stopped question behind it; its question, or None where there is none."""
         if self.stopped is not None:

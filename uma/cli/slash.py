@@ -123,10 +123,6 @@ def _retry(chat: Talk, _: str) -> None:
     chat.view.tell(f"Asked again: {_short(chat.again.question)}")
 
 
-def _shorten(chat: Talk, _: str) -> None:
-    chat.shorten()
-
-
 def _image(chat: Talk, name: str) -> None:
     if name == "-":
         chat.pictures.clear()
@@ -200,10 +196,6 @@ def _model(chat: Talk, name: str) -> None:
     )
 
 
-def _switch(chat: Talk, name: str) -> None:
-    chat.switch(name)
-
-
 def _quit(chat: Talk, _: str) -> None:
     chat.is_over = True
 
@@ -229,7 +221,9 @@ COMMANDS: dict[str, SlashCommand] = {
     "/undo": SlashCommand("", "take back the last question and its answer", _undo),
     "/retry": SlashCommand("", "ask the last question again, for another answer", _retry),
     "/image": SlashCommand("[FILE]", "a picture for the next question: show, add, or take all away with -", _image),
-    "/shorten": SlashCommand("", "leave out the oldest turns from now on, where the context is full", _shorten),
+    "/shorten": SlashCommand(
+        "", "leave out the oldest turns from now on, where the context is full", lambda chat, _: chat.shorten()
+    ),
     "/set": SlashCommand(
         "[NAME VALUE]",
         "show or set temperature, top_p, max_tokens, seed …; /temperature VALUE too",
@@ -238,7 +232,9 @@ COMMANDS: dict[str, SlashCommand] = {
     "/save": SlashCommand("[FILE]", "write the conversation to a file", _save),
     "/load": SlashCommand("FILE", "go on with a conversation from a file", _load),
     "/stats": SlashCommand("", "how fast the last answer was, and how full the context is", _stats),
-    "/switch": SlashCommand("[NAME]", "go on with another model, or whatever the server has now", _switch),
+    "/switch": SlashCommand(
+        "[NAME]", "go on with another model, or whatever the server has now", lambda chat, name: chat.switch(name)
+    ),
     "/model": SlashCommand("[NAME]", "which model answers, of which others; with a name, that one", _model),
     "/quit": SlashCommand("", "leave; so do exit, quit and bye alone on a line", _quit),
 }
