@@ -764,7 +764,7 @@ def test_a_question_joins_with_its_answer_or_not_at_all() -> None:
     conversation = ChatHistory("Be kind.")
     assert conversation.asking(ChatTurn("a")) == (Message("system", "Be kind."), Message("user", "a"))
     assert conversation.turns == []
-    conversation.add(ChatTurn("a", "b"))
+    conversation.turns.append(ChatTurn("a", "b"))
     assert conversation.asking(ChatTurn("c"))[1:] == (
         Message("user", "a"),
         Message("assistant", "b"),
