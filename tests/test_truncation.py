@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,12 @@ import pytest
 import trio
 from engine_world import config_for
 from http_clients import claude_of, openai_of
-from http_server import HttpServer
+from http_server import HttpServer, running_http
 from hypothesis import given
 from hypothesis import strategies as st
 from script_model import write_script_model
 
+from harness import short_directory
 from models import Kind, write_model
 from uma.engine import Engine, open_engine
 from uma.engine.intake import compaction
@@ -108,7 +109,7 @@ def test_requests_of_one_conversation_begin_alike_until_two_fifths_more_have_com
         before = kept
 
 
-@pytest.mark.parametrize(("kind", "turns"), [("attention", 120), ("hybrid", 70)])
+@pytest.mark.parametrize(("kind", "turns"), [("attention", 80), ("hybrid", 70)])
 async def test_a_long_conversation_goes_on_and_most_turns_read_only_what_is_new(
     tmp_path: Path, kind: Kind, turns: int
 ) -> None:
@@ -250,9 +251,18 @@ def test_over_http_it_is_asked_for_and_told(http_server: HttpServer, path: str, 
     assert b'"dropped_messages":' in stream
 
 
-def test_a_summary_is_asked_for_of_a_chat(http_server: HttpServer) -> None:
+@pytest.fixture(scope="module")
+def summing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
+    """A server whose model's summaries are short."""
+    path = tmp_path_factory.mktemp("model") / "model.gguf"
+    model = write_script_model(path, "It was about foxes.", context_length=2_048)
+    with short_directory() as place, running_http(place, "--model", str(model), "--alias", "builtin") as server:
+        yield server
+
+
+def test_a_summary_is_asked_for_of_a_chat(summing: HttpServer) -> None:
     body = {"messages": TALK[:-1], "max_tokens": 8, "truncation": "compact"}
-    told = http_server.ask("POST", "/v1/chat/completions", body)
+    told = summing.ask("POST", "/v1/chat/completions", body)
     assert told.status == 200 and any("replaced by a summary" in each for each in told.json["warnings"])
 
 
@@ -260,10 +270,10 @@ SHORT = TALK[:5]
 """It fits the context, and is over a threshold of its own."""
 
 
-def test_claude_s_compaction_keeps_to_its_trigger_and_stands_for_what_came_before_it(http_server: HttpServer) -> None:
+def test_claude_s_compaction_keeps_to_its_trigger_and_stands_for_what_came_before_it(summing: HttpServer) -> None:
     asked: dict[str, Any] = {"model": "builtin", "max_tokens": 8, "messages": SHORT}
     edit = {"type": "compact_20260112", "trigger": {"type": "input_tokens", "value": 300}}
-    with claude_of(http_server) as client:
+    with claude_of(summing) as client:
         compacted: Any = {**asked, "context_management": {"edits": [edit]}}
         whole = client.beta.messages.create(**{**compacted, "messages": SHORT[:1]})
         assert [block.type for block in whole.content] == ["text"]
@@ -290,21 +300,21 @@ def requests_of(server: HttpServer) -> int:
 
 
 def test_openai_s_compaction_keeps_to_its_threshold_and_stands_for_what_came_before_it(
-    http_server: HttpServer,
+    summing: HttpServer,
 ) -> None:
     asked: Any = {"model": "builtin", "max_output_tokens": 8, "input": SHORT}
     compacted = {**asked, "context_management": [{"type": "compaction", "compact_threshold": 300}]}
-    with openai_of(http_server) as client:
+    with openai_of(summing) as client:
         with client.responses.stream(**compacted) as stream:
             ends = ("response.completed", "response.incomplete")
             (streamed,) = [event.response for event in stream if event.type in ends]  # type: ignore[union-attr]
         whole = client.responses.create(**compacted)
         for answer in (whole, streamed):
             assert [item.type for item in answer.output] == ["compaction", "message"]
-        asked_before = requests_of(http_server)
+        asked_before = requests_of(summing)
         with client.responses.stream(**compacted) as stream:
             stream.until_done()
-        assert requests_of(http_server) == asked_before + 1  # its summary is known, and told with its first event
+        assert requests_of(summing) == asked_before + 1  # its summary is known, and told with its first event
         items = [item.model_dump(exclude_none=True) for item in whole.output]
         later = [*items, {"role": "user", "content": "And now?"}]
         counts = [
