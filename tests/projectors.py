@@ -47,7 +47,7 @@ from uma.llama.batch import Batch
 from uma.llama.context import DONE, Context, ContextParams
 from uma.llama.model import Model
 
-Seeing = Literal["llava", "qwen2vl", "hunyuanvl", "gemma3", "lfm2", "qwen3vl"]
+Seeing = Literal["llava", "qwen2vl", "hunyuanvl", "gemma3", "deepseek4v", "lfm2", "qwen3vl"]
 """Kinds of projectors; with `gemma3` a picture's tokens attend to later ones of it too."""
 SEEING: tuple[Seeing, ...] = ("llava", "qwen2vl")
 HYBRID_SEEING: tuple[Seeing, ...] = ("lfm2", "qwen3vl")
@@ -70,7 +70,7 @@ def write_seeing_model(
     """Write a text model that a projector of this kind fits, and return its path."""
     if kind in HYBRID_SEEING:
         return write_hybrid(path, "lfm2" if kind == "lfm2" else "qwen35", context_length=context_length)
-    if kind in ("llava", "gemma3"):
+    if kind in ("llava", "gemma3", "deepseek4v"):
         return write_model(path, context_length=context_length, chat_template=chat_template, seed=seed)
     arch, lengths = ("hunyuan_vl", [4, 4, 4, 4]) if kind == "hunyuanvl" else ("qwen2vl", [4, 6, 6, 0])
     writer = gguf.GGUFWriter(path, arch)
@@ -110,9 +110,9 @@ def write_projector(
     if kind is not None:
         of_kind = {"llava": "mlp", "qwen2vl": "qwen2vl_merger", "qwen3vl": "qwen3vl_merger"}.get(kind, kind)
         values |= {"clip.vision.projector_type": of_kind}
-        values["clip.vision.projector.scale_factor"] = 2 if kind == "lfm2" else 1
+        values["clip.vision.projector.scale_factor"] = 2 if kind in ("lfm2", "deepseek4v") else 1
         values |= {"clip.vision.image_size": SIZE, "clip.vision.patch_size": PATCH} | _encoder("vision", embed)
-        if kind == "hunyuanvl":
+        if kind in ("hunyuanvl", "deepseek4v"):
             values |= {"clip.vision.image_min_pixels": 4 * PATCH**2, "clip.vision.image_max_pixels": 64 * PATCH**2}
         writer.add_bool("clip.has_vision_encoder", True)
         writer.add_array("clip.vision.image_mean", [0.5, 0.5, 0.5])
@@ -203,10 +203,13 @@ def _tensors(kind: Seeing, embed: int, rng: np.random.Generator) -> Tensors:
     if kind == "qwen3vl":
         for index in range(VISION_LAYERS):
             tensors |= _linear(rng, f"v.blk.{index}.attn_qkv", 3 * VISION, VISION)
+    if kind == "deepseek4v":
+        marks = ("image_newline", *(f"token_embd.img_{name}" for name in ("start", "end", "pad")))
+        tensors |= {f"v.{name}": _random(rng, embed) for name in marks}
     if kind == "gemma3":
         tensors["mm.soft_emb_norm.weight"] = np.ones(VISION, np.float32)
         return tensors | {"mm.input_projection.weight": _random(rng, VISION, embed)}
-    first = "mm.1" if kind == "lfm2" else "mm.0"
+    first = "mm.1" if kind in ("lfm2", "deepseek4v") else "mm.0"
     return tensors | _linear(rng, first, VISION, merged) | _linear(rng, "mm.2", embed, VISION)
 
 

@@ -116,9 +116,10 @@ async def test_what_is_said_of_a_picture_is_what_llama_cpp_says(world: World) ->
             assert (await answer(engine, about(text, *files))).token_ids == world.expected(text, files)
 
 
-async def test_pictures_that_are_counted_in_a_prompt_are_llama_cpp_s_too(tmp_path: Path) -> None:
-    """HunyuanVL's: of two the second has other positions than it would have alone, and so a prefix ends before it."""
-    world = next(made_world(tmp_path, "hunyuanvl"))
+@pytest.mark.parametrize("sees", ["hunyuanvl", "deepseek4v"])
+async def test_pictures_that_depend_on_what_comes_before_them_are_llama_cpp_s_too(tmp_path: Path, sees: Seeing) -> None:
+    """HunyuanVL's by how many pictures do, and DeepSeek 4's by how many tokens."""
+    world = next(made_world(tmp_path, sees))
     asked = [
         (f"What is this? {MARKER}", [png(90, 61, 2)]),
         (f"Compare {MARKER} to {MARKER}{MARKER}.", [png(56, 56, 3), bmp(31, 17, 4), png(56, 56, 3)]),

@@ -33,7 +33,6 @@ from uma.llama.header import quoted
 from uma.llama.log import CALLBACK, LOG
 from uma.llama.media_process import SAMPLE_RATE
 from uma.llama.model import Model
-from uma.llama.shape import COPIED_WHOLE
 
 _log = logging.getLogger("uma.llama")
 
@@ -47,6 +46,8 @@ CUT_NODES = 4
 second on few cores, and all the others nearly nothing."""
 MROPE_POSITIONS = 4
 """Numbers that say where a token is, with M-RoPE."""
+ALIGNED, BLOCK = "deepseek4v", 4
+"""Kind of projector whose pictures are laid on blocks of so many tokens, with padding before them."""
 COUNTED = "hunyuanvl"
 """Kind of projector for whose pictures a fourth number says how many of the prompt come before."""
 IDENTITY_BYTES = 2**20
@@ -124,11 +125,6 @@ class Projector(Closing):
         self.path = path
         self.model = model
         self._handle: int | None = None
-        if model.shape.architecture == COPIED_WHOLE:
-            raise ModelError(
-                f"{path}: pictures beside {COPIED_WHOLE} models are not supported: each must begin a block of four "
-                "tokens, and is prepared without what stands before it; leave the projector out"
-            )
         backend.start()
         lib.mtmd_helper_log_set(CALLBACK, None)
         mark = LOG.mark
@@ -168,7 +164,10 @@ class Projector(Closing):
         self.uses_mrope = bool(lib.mtmd_decode_use_mrope(self._handle))
         """Whether a token's position is three numbers, so that of a picture's tokens many have the same."""
         figures = header.read(path).metadata
-        self._counts_pictures = COUNTED in (figures.get(f"clip.{of}projector_type") for of in ("vision.", ""))
+        kinds = {figures.get(f"clip.{of}projector_type") for of in ("vision.", "")}
+        self._counts_pictures = COUNTED in kinds
+        self.block = BLOCK if ALIGNED in kinds else 1
+        """Tokens of which a picture's place in a prompt is told from a multiple."""
 
     @property
     def handle(self) -> int:
@@ -177,18 +176,24 @@ class Projector(Closing):
             raise ValueError(f"{self.path}: the projector is closed")
         return self._handle
 
-    def prepare(self, file: Pixels | Samples) -> list[TextPiece | Picture]:
-        """What a file is in a prompt: pictures, and the tokens that the model has around them. Raises `BadRequest`.
+    def prepare(self, file: Pixels | Samples, lead: int = 0) -> list[TextPiece | Picture]:
+        """What a file is in a prompt: pictures, and the tokens that the model has around them, where so many stand
+        before it in its `block`. Raises `BadRequest`.
 
         llama.cpp's prompt is text and these one behind another: it reads each text between two files by itself.
         """
-        mark = self.marker.encode()
-        given = lib.mtmd_input_text(mark, len(mark), False, True)
+        vocab = self.model.vocab
+        before = vocab.text_of(vocab.special_ids[0]) if lead else ""
+        text = (before * lead + self.marker).encode()
+        given = lib.mtmd_input_text(text, len(text), False, True)
         with _bitmap(file) as bitmap, _chunks() as chunks:
             array = (ctypes.c_void_p * 1)(bitmap)
             if lib.mtmd_tokenize(self.handle, chunks, ctypes.byref(given), array, 1):
                 raise BadRequest("a picture or a sound of this request cannot be prepared for this model")
-            return [_piece(lib.mtmd_input_chunks_get(chunks, at)) for at in range(lib.mtmd_input_chunks_size(chunks))]
+            pieces = [_piece(lib.mtmd_input_chunks_get(chunks, at)) for at in range(lib.mtmd_input_chunks_size(chunks))]
+        if lead and isinstance(first := pieces[0], TextPiece):
+            pieces[0] = TextPiece(first.tokens[lead:])
+        return pieces
 
     def encode(self, picture: Picture, between: Callable[[], bool] | None = None) -> bool:
         """Make a picture's embedding; its pixels go. Takes a projector's whole pass, without the GIL. Raises

@@ -10,7 +10,7 @@ import hashlib
 import threading
 from array import array
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from weakref import WeakSet
 
 import attrs
@@ -101,8 +101,9 @@ class PictureReader:
         head, *rest = self.parts_of(text, files, where)
         adds_special = not parse_special or template.needs_bos(text)
         tokens = array("i", [vocab.bos] if adds_special and vocab.adds_bos else [])
+        begun = array("i", [vocab.bos])
         ends, at, token_ends = self._ends(marked, text), 0, set[int]()
-        for part, file in zip((head, *rest), (*files, None), strict=True):
+        for index, part in enumerate((head, *rest)):
             own = self._tokens_of(part, parse_special=parse_special)
             for end in ends:
                 if at <= end <= at + len(part):
@@ -110,8 +111,12 @@ class PictureReader:
                     token_ends.add(len(tokens) + own_end)
             tokens += own
             at += len(part) + len(self._projector.marker)
-            if file is not None:
-                tokens += file.tokens
+            if index < len(files):
+                # Only now is its place known. libmtmd adds the beginning of text last, and so does not count it.
+                if lead := (len(tokens) - (vocab.adds_bos and tokens[:1] == begun)) % self._projector.block:
+                    field, item = next(islice(request.placed_media(first), index, None))
+                    files[index] = self._seen(item.data, f"{field}.data", where, files[:index], lead)
+                tokens += files[index].tokens
         if adds_special and vocab.adds_eos:
             tokens.append(vocab.eos)
         if not tokens or tokens[-1] < 0:
@@ -121,6 +126,8 @@ class PictureReader:
 
     def marked(self, request: Request, next_file: Callable[[], None]) -> tuple[Request, list[SeenFile]]:
         """A request with marks in the place of its pictures, and these. See `read`."""
+        if self._projector.block > 1 and any(True for _ in request.placed_media()):
+            raise BadRequest.at(_where(request), "pictures of this model's kind are unsupported in decisions")
         return self._marked(request, 0), self._files(request, next_file, 0, _where(request))
 
     def parts_of(self, text: str, files: Sequence[SeenFile], where: str = "messages") -> list[str]:
@@ -183,16 +190,18 @@ class PictureReader:
                 n_ctx=most,
             )
 
-    def _seen(self, text: str, field: str, where: str, own: Sequence[SeenFile]) -> SeenFile:
-        """What a file is in a prompt; decoded where it was not seen lately. Its request has its `own` before it."""
+    def _seen(self, text: str, field: str, where: str, own: Sequence[SeenFile], lead: int = 0) -> SeenFile:
+        """What a file is in a prompt; decoded where it was not seen lately. Its request has its `own` before it.
+        `lead`: see `Projector.prepare`.
+        """
         data = file_of(text, field)
-        id = hashlib.sha256(data).hexdigest()
+        id = hashlib.sha256(data).hexdigest() + (f" {lead}" if lead else "")
         with self._lock:
             if (seen := self._kept.pop(id, None)) is not None:
                 self._kept[id] = seen
                 return seen
             self._check_room(own)
-        made = self._made(self._decoder.decode(data, id, field), where)
+        made = self._made(self._decoder.decode(data, id, field), where, lead)
         with self._lock:
             seen = self._kept.setdefault(id, made)
             self._prepared.update(seen.pictures)
@@ -218,12 +227,12 @@ class PictureReader:
         mine = {picture for seen in own for picture in seen.pictures}
         return sum(picture.n_tokens for picture in self._prepared if picture not in mine)
 
-    def _made(self, file: Pixels | Samples, where: str) -> SeenFile:
+    def _made(self, file: Pixels | Samples, where: str, lead: int) -> SeenFile:
         """What a decoded file is in a prompt. All that is asked of its pictures is asked here, while no other thread
         has them.
         """
         tokens, parts, pictures = array("i"), list[tuple[Picture, int]](), list[Picture]()
-        for piece in self._projector.prepare(file):
+        for piece in self._projector.prepare(file, lead):
             if isinstance(piece, TextPiece):
                 tokens.frombytes(piece.tokens.tobytes())
                 continue
