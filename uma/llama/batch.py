@@ -30,12 +30,8 @@ class EmbeddingBatch:
         self._seq_id = np.full(self.n_tokens, seq_id, np.int32)
         self._seq_lists = self._seq_id.ctypes.data + self._seq_id.itemsize * np.arange(self.n_tokens, dtype=np.uintp)
         self._output = np.zeros(self.n_tokens, np.int8)
-        self.struct = lib.llama_batch()
+        self.struct = _struct(self._pos, self._n_seq_id, self._seq_lists, self._output)
         self.struct.embd = self._embeddings.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
-        self.struct.pos = self._pos.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
-        self.struct.n_seq_id = self._n_seq_id.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
-        self.struct.seq_id = self._seq_lists.ctypes.data_as(ctypes.POINTER(ctypes.POINTER(ctypes.c_int32)))
-        self.struct.logits = self._output.ctypes.data_as(ctypes.POINTER(ctypes.c_int8))
 
 
 class Batch:
@@ -61,16 +57,8 @@ class Batch:
         self._n_seq_id = np.ones(capacity, np.int32)
         # llama.cpp takes a list of sequences for each token; ours have one each, so the lists are cells of `seq_id`.
         self._seq_lists = self.seq_id.ctypes.data + self.seq_id.itemsize * np.arange(capacity, dtype=np.uintp)
-        self.struct = self._make_struct()
-
-    def _make_struct(self) -> lib.llama_batch:
-        struct = lib.llama_batch()
-        struct.token = self.token.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
-        struct.pos = self.pos.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
-        struct.n_seq_id = self._n_seq_id.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
-        struct.seq_id = self._seq_lists.ctypes.data_as(ctypes.POINTER(ctypes.POINTER(ctypes.c_int32)))
-        struct.logits = self.output.ctypes.data_as(ctypes.POINTER(ctypes.c_int8))
-        return struct
+        self.struct = _struct(self.pos, self._n_seq_id, self._seq_lists, self.output)
+        self.struct.token = self.token.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
 
     def clear(self) -> None:
         """Empty the batch for the next tick."""
@@ -107,19 +95,6 @@ class Batch:
         self.n_tokens = stop
         return start
 
-    def add_run(self, tokens: Tokens, first_pos: int, seq_id: int) -> int:
-        """Add consecutive tokens of one sequence, the first at `first_pos`, all with logits. Returns the first one's
-        index in the batch.
-        """
-        start, stop = self._room_for(len(tokens))
-        self.token[start:stop] = tokens
-        self.pos[start:stop] = range(first_pos, first_pos + stop - start)
-        self.seq_id[start:stop] = seq_id
-        self.output[start:stop] = 1
-        self.n_outputs += stop - start
-        self.n_tokens = stop
-        return start
-
     def advance(self, tokens: Sequence[int]) -> None:
         """After `add_decode`: the same rows once more, each with its next token, one position further."""
         token, pos = self._token_cells, self._pos_cells
@@ -132,3 +107,18 @@ class Batch:
         if count < 1 or start + count > self.capacity:
             raise ValueError(f"tokens: {count} do not fit; {self.capacity - start} of {self.capacity} places are free")
         return start, start + count
+
+
+def _struct(
+    positions: npt.NDArray[np.int32],
+    n_seq_id: npt.NDArray[np.int32],
+    seq_lists: npt.NDArray[np.uintp],
+    output: npt.NDArray[np.int8],
+) -> lib.llama_batch:
+    """llama.cpp's own form of a batch, without its tokens or embeddings."""
+    struct = lib.llama_batch()
+    struct.pos = positions.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
+    struct.n_seq_id = n_seq_id.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
+    struct.seq_id = seq_lists.ctypes.data_as(ctypes.POINTER(ctypes.POINTER(ctypes.c_int32)))
+    struct.logits = output.ctypes.data_as(ctypes.POINTER(ctypes.c_int8))
+    return struct

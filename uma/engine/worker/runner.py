@@ -358,7 +358,8 @@ class ModelRunner:
         tokens = sum(1 + len(draft) for _, draft in rows)
         self._batch.clear()
         for sequence, draft in rows:
-            self._batch.add_run([sequence.tokens[-1], *draft], sequence.next_position, _seq_id(sequence))
+            run = [sequence.tokens[-1], *draft]
+            self._batch.add(run, sequence.next_position, _seq_id(sequence), last_logits=True, all_logits=True)
         sequences = [sequence for sequence, _ in rows]
         outcome = self._compute(sequences, sequences, drafts=[draft for _, draft in rows])
         if not outcome.is_done:
