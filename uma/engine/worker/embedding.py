@@ -103,15 +103,15 @@ class Embedder:
         self._threads = threads
         self._metrics = metrics
         self._context: Context | None = None
-        self._is_stopped = False
         self._jobs: dict[int, EmbedJob] = {}
         self._queue = FairQueue()
         self._partial: _Reading | None = None
         """The one text of which a part is computed."""
 
     def abort(self) -> None:
-        """End a batch that runs, and every later one. Any thread."""
-        self._is_stopped = True
+        """End a batch that runs, and every later one. Any thread, once the decode thread has been told to stop: then it
+        computes nothing in a context that is attached meanwhile.
+        """
         if self._context is not None:
             self._context.request_abort()
 
@@ -119,8 +119,6 @@ class Embedder:
         """Compute in this context from now on."""
         self._context = context
         self._batch = Batch(context.n_batch)
-        if self._is_stopped:
-            context.request_abort()
 
     def __len__(self) -> int:
         """Requests that are not finished."""

@@ -146,7 +146,8 @@ class DecodeWorker:
         """End everything with `ShuttingDown`, then the thread, in the middle of a batch if need be."""
         self.commands.call(self._stop)
         self._context.request_abort()
-        self._speculator.abort()
+        for drafter in self._guessing:
+            drafter.abort()
         self._embedder.abort()
         self._reproducer.abort()
 

@@ -51,7 +51,6 @@ class Reproducer:
         self._instruments = instruments
         self._context: Context | None = None
         self._canceller: BatchCanceller | None = None
-        self._is_stopped = False
         self._waiting: dict[Sequence, bytes | None] = {}
         """Waiting sequences in order of arrival, each with its memory if a part of it is computed."""
         self._current: Sequence | None = None
@@ -80,12 +79,9 @@ class Reproducer:
         self._sampling = RowSampler(context)
         self._batch = Batch(context.n_batch)
         self._canceller = BatchCanceller(context)
-        if self._is_stopped:
-            context.request_abort()
 
     def abort(self) -> None:
-        """End a batch that runs, and every later one. Any thread."""
-        self._is_stopped = True
+        """See `Embedder.abort`."""
         if self._context is not None:
             self._context.request_abort()
 

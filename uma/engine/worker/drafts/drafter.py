@@ -21,7 +21,7 @@ NOTHING = Guess([], ())
 
 
 class Drafter(Protocol):
-    """Guesses for the decode rows of one engine. Belongs to the decode thread, but for `abort`.
+    """Guesses for the decode rows of one engine. Belongs to the decode thread.
 
     A tick asks for the `expected` probabilities, and for a `guess` of the rows for which these pay. A guess changes
     nothing but the time; tokens that a row's grammar does not allow are never accepted.
@@ -42,9 +42,6 @@ class Drafter(Protocol):
         """Take in a token that a row was given in the middle of a stride: whether a guess of the next is likely to be
         accepted.
         """
-
-    def abort(self) -> None:
-        """End what is computed, and compute nothing any more. Any thread."""
 
 
 RATE = 0.3

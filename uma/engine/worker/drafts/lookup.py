@@ -188,9 +188,6 @@ class LookupDrafter:
         lookup.push(token)
         return lookup.agreed > 0 and lookup.probabilities(1)[0] >= LIKELY
 
-    def abort(self) -> None:
-        """There is nothing to end."""
-
     def _lookup(self, sequence: Sequence) -> Lookup:
         lookup = self._lookups.get(sequence)
         if lookup is None:

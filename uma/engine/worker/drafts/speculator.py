@@ -72,11 +72,6 @@ class Speculator:
         self._can_pay_now = False
         """Drafts could pay for the rows of this tick."""
 
-    def abort(self) -> None:
-        """End what drafters compute. Any thread."""
-        for drafter in self._drafters:
-            drafter.abort()
-
     def draft(self, rows: Rows[Sequence]) -> Drafts | None:
         """What to verify with the next token of these decode rows; None where plain steps are expected to be faster.
 
