@@ -85,7 +85,7 @@ async def compared(engine: Engine, feed: KvFeed, subscription: Subscription, siz
 
     def look(sequences: Iterable[Any]) -> None:
         held.update(names_of(sequences, size))
-        feed.mark(compare)
+        feed.post(compare)
 
     def compare() -> None:
         subscription.catch_up(feed.log.catch_up(subscription.sequence))

@@ -135,7 +135,7 @@ async def _wrong(engine: Engine, feed: KvFeed, subscriber: Subscriber) -> int:
     def look(sequences: Iterable[array[int]]) -> None:
         for tokens in sequences:
             held.update(chain(tokens, BLOCK_SIZE))
-        feed.mark(compare)
+        feed.post(compare)
 
     def compare() -> None:
         nonlocal wrong

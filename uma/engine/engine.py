@@ -493,7 +493,7 @@ class Engine:
     def inspect_kv(self, look: Callable[[Iterable[array[int]]], None]) -> None:
         """Call `look`, on the decode thread between two batches, with the tokens of all that cells and memory hold.
 
-        What a feed's `mark` is given there is reached when the log stands at this very moment.
+        A function that a feed is posted there is called when the log stands at this very moment.
         """
         self.worker.commands.call(lambda: look(self._pool.held()))
 

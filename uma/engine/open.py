@@ -146,10 +146,10 @@ class _Tasks:
         """The decode thread has ended: refuse what it has not taken up, and all that comes."""
         if isinstance(self.thread, outcome.Error):
             self._engine.has_failed(self.thread.error)
-            self._engine.worker.refuse_rest(ended_by(self.thread.error))
+            self._engine.worker.commands.refuse_all(ended_by(self.thread.error))
             block.cancel()
         else:
-            self._engine.worker.refuse_rest(ShuttingDown("the engine is stopping"))
+            self._engine.worker.commands.refuse_all(ShuttingDown("the engine is stopping"))
 
     async def _deliver(self, block: trio.CancelScope) -> None:
         try:

@@ -143,8 +143,8 @@ class KvFeed:
     """An engine's KV events, for any number of subscribers.
 
     Whatever a subscriber has read, what it knows is what the engine held at one moment: the first events, which list
-    what is held when the feed begins, are given all at once. Belongs to the Trio thread; `post`, `begin` and `mark` to
-    the decode thread.
+    what is held when the feed begins, are given all at once. Belongs to the Trio thread; `post` and `begin` to the
+    decode thread.
     """
 
     def __init__(self, call: Callable[[Callable[[], object]], None]) -> None:
@@ -155,23 +155,18 @@ class KvFeed:
         self._arrived = trio.lowlevel.ParkingLot()
         self.log = EventLog()
 
-    def post(self, event: KvEvent) -> None:
-        """Hand an event over. Never waits."""
-        self._hand_over(event)
+    def post(self, item: KvEvent | Callable[[], None]) -> None:
+        """Hand an event over, or a function that is called, on the Trio thread, when the log has every event that was
+        posted before, and none after. Never waits.
+        """
+        self._posted.append(item)
+        if self._has_begun:
+            self._call(self._take)
 
     def begin(self) -> None:
         """All that is held was reported: from here on events reach the log."""
         self._has_begun = True
         self._call(self._take)
-
-    def mark(self, reached: Callable[[], None]) -> None:
-        """Call `reached`, on the Trio thread, when the log has every event that was posted before, and none after."""
-        self._hand_over(reached)
-
-    def _hand_over(self, item: KvEvent | Callable[[], None]) -> None:
-        self._posted.append(item)
-        if self._has_begun:
-            self._call(self._take)
 
     def _take(self) -> None:
         events: list[KvEvent] = []

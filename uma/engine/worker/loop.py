@@ -294,16 +294,12 @@ class DecodeWorker:
             raise
         finally:
             self._probes.answer(is_alive=False)
-            self._runner.close()
+            self._runner.sampling.close()
             self._reproducer.close()
             for drafter in self._guessing:
                 drafter.close()
             self._pool.report_end()
             self._outbox.flush()
-
-    def refuse_rest(self, error: UmaError) -> None:
-        """Once the thread has ended: answer what came too late for it, and what comes from now on."""
-        self.commands.refuse_all(error)
 
     def _refuse(self, sequence: Sequence, error: UmaError) -> None:
         """End a sequence that was submitted and not taken up, or in vain."""

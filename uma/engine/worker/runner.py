@@ -153,10 +153,6 @@ class ModelRunner:
         """A command has come that waits for the decode thread."""
         return self._commands.is_called
 
-    def close(self) -> None:
-        """End the threads that help to sample."""
-        self.sampling.close()
-
     def decode(self, sequences: list[Sequence], stride: Stride) -> DecodeSteps:
         """A token for each row, step after step: the batches of nearly every tick, so they take the shortest path.
 
