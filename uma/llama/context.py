@@ -273,7 +273,7 @@ class Context(Closing):
         scales = (ctypes.c_float * len(adapters))(*(scale for _, scale in adapters))
         lib.llama_set_adapters_lora(self.handle, pointers, len(adapters), scales)
 
-    def decode(self, batch: Batch | EmbeddingBatch) -> int:
+    def decode(self, batch: Batch) -> int:
         """Compute a batch. Blocks for as long as it takes, on a GPU too, without the GIL.
 
         Returns `DONE`; `NO_ROOM` where there are too few KV cells (the memory is as before); `ABORTED` (the parts
@@ -284,13 +284,13 @@ class Context(Closing):
         self.wait()
         return code
 
-    def begin(self, batch: Batch | EmbeddingBatch) -> int:
+    def begin(self, batch: Batch) -> int:
         """`decode`, but with `returns_early` a GPU may compute on when it returns: until `wait` has, the results are
         not there, and the last batch's are gone. Sequences can be changed meanwhile, as if it were computed.
         """
         batch.struct.n_tokens = batch.n_tokens
         code = self.computing(batch.n_tokens, partial(lib.llama_decode, self.handle, batch.struct))
-        if self._follower is not None and code == DONE and isinstance(batch, Batch):
+        if self._follower is not None and code == DONE:
             self.wait()
             self._follower.computed(batch)
         return code
@@ -299,6 +299,13 @@ class Context(Closing):
         """Tell `follower` of everything from now on, before `begin` returns; None: nobody any more."""
         self._follower = follower
         self.returns_early = self._is_queued and self.model.is_on_gpu and follower is None
+
+    def decode_embeddings(self, batch: EmbeddingBatch) -> int:
+        """`decode`, of what is no tokens."""
+        batch.struct.n_tokens = batch.n_tokens
+        code = self.computing(batch.n_tokens, partial(lib.llama_decode, self.handle, batch.struct))
+        self.wait()
+        return code
 
     def computing(self, n_tokens: int, compute: Callable[[], int]) -> int:
         """What `compute` returns, which calls llama.cpp to compute so many tokens, and 0 for a success."""

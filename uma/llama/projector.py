@@ -250,7 +250,7 @@ class Projector(Closing):
         if not self.attends_both_ways(picture):
             positions = self._positions(picture, part, position, before)
             embeddings = picture.embedding[part.start : part.stop]
-            return context.decode(EmbeddingBatch(embeddings, positions, seq_id))
+            return context.decode_embeddings(EmbeddingBatch(embeddings, positions, seq_id))
         if part != range(picture.n_tokens):
             raise ValueError(f"part: {part} of a picture that cannot be cut")
         after = ctypes.c_int32(0)
