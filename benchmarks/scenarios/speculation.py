@@ -160,7 +160,7 @@ def _batch_cost(model: BenchModel, threads: int) -> Measures:
 
 def _timed(context: Context, batch: Batch, model: BenchModel, size: int) -> float:
     batch.clear()
-    batch.add_run(model.prompt(Random(size), size), 512, 0)
+    batch.add(model.prompt(Random(size), size), 512, 0, last_logits=True, all_logits=True)
     began = time.perf_counter()
     _decode(context, batch)
     took_ms = (time.perf_counter() - began) * 1000
