@@ -16,7 +16,7 @@ from uma.errors import UmaError
 
 
 @attrs.frozen
-class Command:
+class WorkerCommand:
     """Call `act` on the decode thread, between two batches. Once the thread has ended, and where `act` raises, `refuse`
     is called instead. Without it a fault in `act` ends the engine.
     """
@@ -33,7 +33,7 @@ class Commands:
     __slots__ = ("_commands", "_error", "_wakeup", "is_called")
 
     def __init__(self) -> None:
-        self._commands: deque[Command] = deque()
+        self._commands: deque[WorkerCommand] = deque()
         self._error: UmaError | None = None
         """What commands are refused with once no thread obeys them."""
         self._wakeup = threading.Event()
@@ -42,7 +42,7 @@ class Commands:
 
     def add(self, act: Callable[[], object], refuse: Callable[[UmaError], None] | None = None) -> None:
         """Post a command without waking the thread: call `wake` once for all that come in one burst."""
-        self._commands.append(Command(act, refuse))
+        self._commands.append(WorkerCommand(act, refuse))
 
     def call(
         self,
@@ -77,7 +77,7 @@ class Commands:
             if (refuse := self._commands.popleft().refuse) is not None:
                 refuse(self._error)
 
-    def take(self) -> Iterator[Command]:
+    def take(self) -> Iterator[WorkerCommand]:
         """Commands in the order in which they came, also those that come meanwhile, until none is left."""
         if self._wakeup.is_set():
             # Clear before draining: a racing `wake` then causes a spurious wakeup, never a lost one.
