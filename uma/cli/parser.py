@@ -117,8 +117,6 @@ class Formatter(argparse.HelpFormatter):
 class CommandParser(argparse.ArgumentParser):
     """An argument parser that takes no abbreviations and answers a typo with the nearest option that exists."""
 
-    whole = ""
-    """The description that `--help-all` has; empty: the short help has it too."""
     tells_all = False
     """Whether its help has every option."""
 
@@ -174,12 +172,6 @@ class CommandParser(argparse.ArgumentParser):
             formatter.left_out, formatter.unsaid = rare, frozenset(group.description for group in groups)
             formatter.brief = frozenset(action for group in groups for action in group._group_actions)
         return formatter
-
-    def format_help(self) -> str:
-        """Help as argparse has it: the short one, or with `tells_all` the whole."""
-        if self.tells_all:
-            self.description = self.whole or self.description
-        return super().format_help()
 
     def _advice(self, unknown: str) -> str:
         owners = [name for name, parser in self.siblings.items() if unknown in parser.options()]
@@ -623,16 +615,10 @@ def _describe_worker(parser: argparse.ArgumentParser) -> None:
     add_settings(parser, leave_out=SERVER_ONLY)
 
 
-PLACE = """\
-The model: a server that listens on --socket answers, where there is one; it keeps its model loaded, so the answer
-begins sooner. Where none listens on the usual socket the model is loaded in this process, and that is said; on a
-socket that was named (--socket, UMA_SOCKET, the file) it is an error. The model is also loaded here with --local,
-where --model names another one than the server has, and where an option says how to load it (--n-ctx, --threads, …).
-Where none is named it is the server's; without a server the one that uma run would have: the first that is here,
-generates and fits into memory, or where there is none the built-in demonstration.
-"""
-
-PLACE_BRIEFLY = "A server that runs answers; else the model is loaded in this process (`--help-all` says which)."
+PLACE = (
+    "A server that runs answers. Without one, or with --local or another --model, the model is loaded in this process: "
+    "docs/commands.md."
+)
 
 COMMANDS: tuple[Command, ...] = (
     Command(
@@ -904,10 +890,9 @@ def build_parser() -> CommandParser:
         made = choices.add_parser(
             command.name,
             usage=f"uma {command.name} [options]{command.arguments}",
-            description=command.description.replace(PLACE, PLACE_BRIEFLY),
+            description=command.description,
             epilog="Exit codes and variables: see uma --help.",
         )
-        made.whole = command.description
         command.describe(made)
         if n_rare := len(made.rare()):
             made.add_argument("--help-all", action=_HelpAll, dest="help", nargs=0, help="show every option and exit")

@@ -303,7 +303,7 @@ class LoadedModels(Models):
 
         found = await self._of_each(explained)
         if not found:
-            raise BadRequest.at("request", f"no model that is loaded knows the id {id[:128]!r} as one of yours")
+            raise BadRequest.at("request", f"no loaded model knows {id[:128]!r} as yours; `uma ps` lists what loads")
         return max(found, key=lambda request: request.came_at)
 
     async def metrics(self) -> Mapping[str, Any]:
