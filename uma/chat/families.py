@@ -109,14 +109,7 @@ _MUSE = Family(
     open="<atem:function_calls>",
     close="</atem:function_calls>",
     form=PairsForm(
-        '<atem:invoke name="',
-        '">\n',
-        '<atem:parameter name="',
-        '">',
-        "</atem:parameter>",
-        "",
-        "\n",
-        "</atem:invoke>",
+        '<atem:invoke name="', '">\n', '<atem:parameter name="', '">', "</atem:parameter>", "", "\n", "</atem:invoke>"
     ),
     lead="\n",
     trail="\n",
