@@ -60,8 +60,8 @@ MEDIA: dict[str, tuple[Seeing | None, Hearing | None]] = {
 }
 REAL: dict[str, RealModel] = {f"real {name}": name for name in get_args(RealModel)}
 """Real models, whose names kinds of random ones have, too."""
-SMALLER = {"real smollm2": 3, "real qwen2.5-coder": 3}
-"""What the texts' lengths of these are divided by: they have no windows, and compute a hundred times as much."""
+SMALLER = 3
+"""What the texts' lengths of these are divided by: they compute a hundred times as much."""
 LENGTH, LETTERS = 24, "bcdfgjklmopqsuvwxyz"
 MOST_OFF = 0.02
 """Maximum difference of a log probability: in other cells, or in batches of another size, the last bits are others."""
@@ -132,7 +132,7 @@ def write_world(folder: Path, memory: str, medium: str) -> Path:
 async def make_world(folder: Path, memory: str, medium: str, layout: str) -> World:
     """Ask for everything once, each alone and from its first token. Skips what the engine says it cannot read."""
     model, settings = write_world(folder, memory, medium), {"kv_unified": layout, "n_ctx": N_CTX}
-    is_real, smaller = memory in REAL, SMALLER.get(memory, 1)
+    is_real, smaller = memory in REAL, SMALLER if memory in REAL else 1
     system = Message("system", letters(1, 330 // smaller))
     file = [SOUND if medium.startswith("sound") else PICTURE] if any(MEDIA[medium]) else []
     lora: tuple[AdapterScale, ...] = ()
