@@ -306,7 +306,10 @@ class LLM(Closing):
         return self._loop.call(self._loop.source.tokenize, request).text or ""
 
     def close(self) -> None:
-        """Free the model. Harmless when repeated."""
+        """Free the model. Harmless when repeated. Requests that run are cancelled, and one whose picture or sound is
+        being decoded ends with that file: its thread still uses the projector, and has 5 s of CPU at most, a minute
+        where the machine has no time for it.
+        """
         self._finalizer()
 
     def _drawn(self, params: SamplingParams) -> SamplingParams:
