@@ -195,8 +195,8 @@ class PromptReader:
                     await slot.enter_async_context(self._picture_lanes.slot(request.priority, share))
 
                 work = partial(self._recorded, partial(read, request, partial(trio.from_thread.run, next_file)))
-                # A cancelled one is waited for, until the file that it is at has been read, which `media.decoder` bounds:
-                # the turn is its client's, and the projector that the thread reads is freed at the engine's end.
+                # A cancelled one is waited for, until the file that it is at has been read, which has a bound
+                # (`media.decoder`): the turn is its client's, and the engine's end frees the projector that is read.
                 return await trio.to_thread.run_sync(work, limiter=self._picture_threads)
 
     def _checked_ids(self, request: Request) -> array[int]:
