@@ -162,7 +162,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(server: ServerProcess, home: P
         terminal.type("and now?\r")
         until(server.metrics, lambda metrics: metrics["active_sequences"] + metrics["queued_requests"] == 1)
         terminal.type("\x03")
-        terminal.wait_for("Stopped before the first word: /retry asks the question again")
+        terminal.wait_for("Stopped before the first word. /retry asks the question again")
         run_to_end(*uma_command("resume", "--socket", str(server.socket)))
         wait_for_prompt(terminal)
         tell(terminal, "/undo", "Taken back: and now?")
@@ -360,7 +360,7 @@ def test_a_server_that_goes_away_costs_an_answer_and_not_the_conversation(socket
         tell(terminal, "/retry", "The conversation is kept.")  # asked again in vain, it keeps its answer
         assert questions(terminal, home) == ["remember this"]
         assert ChatHistory.load(home / "so-far.json").turns[0].answer
-        tell(terminal, "another question", "The conversation is kept, ")
+        tell(terminal, "another question", "The conversation is kept.")
         with running_server(path) as again:
             before = terminal.text.count("served")
             ask(terminal, "and now?")

@@ -390,7 +390,7 @@ def test_several_models_are_watched_none_is_loaded_by_that_and_their_requests_ar
             command = uma_command("top", "--socket", str(server.process.socket))
             with Terminal(command, clean_environ(), columns=100, lines=30) as terminal:
                 terminal.wait_for("none of 2 models")
-                asked = {"no model that is loaded": ["explain"], "no model is loaded": ["trace", str(directory / "t")]}
+                asked = {"no loaded model knows": ["explain"], "no model is loaded": ["trace", str(directory / "t")]}
                 for said, words in asked.items():
                     told = uma_told(*words, "--socket", str(server.process.socket))
                     assert (told.returncode, said in told.stderr) == (1, True)
