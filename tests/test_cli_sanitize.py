@@ -91,7 +91,7 @@ def test_the_warning_of_a_batch_is_clean() -> None:
 
 
 def test_help_shows_the_places_of_the_environment_clean() -> None:
-    done = run_to_end(*uma_command("run", "--help"), environ=clean_environ(XDG_RUNTIME_DIR=f"/tmp/{EVIL}"))
+    done = run_to_end(*uma_command("run", "--help-all"), environ=clean_environ(XDG_RUNTIME_DIR=f"/tmp/{EVIL}"))
     assert done.returncode == 0
     assert "owned" in done.stdout
     assert is_clean(done.stdout)
