@@ -160,7 +160,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(server: ServerProcess, home: P
         tell(terminal, "/stats", "tokens, stopped")
         run_to_end(*uma_command("pause", "--socket", str(server.socket), "--for", "60s"))
         terminal.type("and now?\r")
-        until(server.metrics, lambda metrics: metrics["active_sequences"] + metrics["queued_requests"] == 1)
+        terminal.wait_for("the server is paused")
         terminal.type("\x03")
         terminal.wait_for("Stopped before the first word. /retry asks the question again")
         run_to_end(*uma_command("resume", "--socket", str(server.socket)))

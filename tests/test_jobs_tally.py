@@ -171,6 +171,20 @@ def test_a_row_that_ends_at_once_does_not_end_the_job() -> None:
     assert tally.seconds_left(0.0, 100.0) == pytest.approx(600)
 
 
+def test_rows_that_are_refused_at_once_do_not_count() -> None:
+    tally = Tally(total_bytes=1_000, total_rows=10)
+    for at in range(6):
+        tally.passed(100, is_new=True, is_asked=True)
+        begun = tally.begin(100, 0.0)
+        if at < 3:
+            tally.end(begun, None, 0.01)
+            tally.refuse(100)
+            assert tally.seconds_left(0.0, 0.01) is None, "nothing is known of the others"
+        else:
+            tally.end(begun, Progress(5, 5), 10.0)
+    assert tally.seconds_left(0.0, 10.0) == pytest.approx(10.0 * 2 / 3), "half of the four left are refused, too"
+
+
 def test_nothing_is_said_before_a_row_has_ended_or_of_a_pipe() -> None:
     for total_bytes in (2_000, 0):
         tally = Tally(total_bytes=total_bytes)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from subprocess import DEVNULL, PIPE
 
 import pytest
 import trio
@@ -96,6 +98,7 @@ def test_a_server_that_is_paused_ends_in_order_with_what_runs(server: ServerProc
 def test_several_models_are_paused_those_that_are_loaded_meanwhile_too(serve_models: ServeModels) -> None:
     server = serve_models().process
     texts: dict[str, str] = {}
+    said = bytearray()
 
     async def ask_of(path: Path, model: str) -> None:
         async with connect(path, model=model) as client:
@@ -116,9 +119,15 @@ def test_several_models_are_paused_those_that_are_loaded_meanwhile_too(serve_mod
             assert set(texts) == {"alpha"}
             texts.clear()
             assert (await client.metrics())["paused_sec"] > 3_000
+            asked = uma_command("generate", "--socket", str(path), "--max-tokens", "2", "Once")
+            asking = await nursery.start(partial(trio.run_process, asked, stdout=DEVNULL, stderr=PIPE))
+            assert asking.stderr is not None
+            while b"the server is paused: nothing is computed; `uma resume`" not in said:
+                said.extend(await asking.stderr.receive_some() or pytest.fail(said.decode()))
             await client.pause(0)
 
     trio.run(main, server.socket)
     assert texts == {"alpha": "length", "beta": "length"}
+    assert b"uma: alpha answers, of 4 models; -m NAME asks another" in said
     server.log.wait_for(r"event=server\.resumed")
     assert server.log.text.count("event=server.paused") == 1 == server.log.text.count("event=server.resumed")

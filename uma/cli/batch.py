@@ -50,6 +50,8 @@ from uma.types import Priority, Source
 PROGRAM = "uma batch"
 CSV = (".csv", ".csv.gz")
 """What the names of files of CSV end with."""
+MAX_REASONS = 5
+"""Maximum reasons of rows' failures that are told."""
 
 
 def main(options: argparse.Namespace) -> int:
@@ -211,16 +213,18 @@ async def _shown(runner: Runner, options: argparse.Namespace, interrupts: Interr
         view.tell(f"stopped with {tally.rows:,} results in {options.output}{kept}; the same command goes on from there")
         return 128 + (stopped.stopped_by or signal.SIGINT)
     if tally.failed:
-        view.tell(_failed(tally, results.failed))
+        view.tell(_failed(tally))
         view.tell(f"their lines in {options.output} say why; --only-failed tries them again, once that is mended")
     return 1 if tally.failed else 0
 
 
-def _failed(tally: Tally, before: int) -> str:
-    """How many rows failed, so many of them before this run, and why."""
+def _failed(tally: Tally) -> str:
+    """How many rows failed, and why: those of this run, for the reasons that most have."""
     of_all = "all" if tally.failed == tally.rows > 1 else ""
     count = f"{of_all} {words.rows(tally.failed)} failed".strip()
-    if not tally.why_failed:
-        return count
-    alike = tally.fail_alike and not before
-    return f"{count}{', ' if alike else ', the first of them '}because: {sanitize_line(tally.why_failed)}"
+    told = tally.reasons.most_common(MAX_REASONS)
+    rest = tally.failed - sum(n for _, n in told)
+    if len(told) == 1 and not rest:
+        return f"{count}, because: {sanitize_line(told[0][0])}"
+    why = [f"{n:,} because: {sanitize_line(reason)}" for reason, n in told]
+    return f"{count}: {'; '.join(why)}{f'; and {rest:,} more' if rest else ''}" if told else count

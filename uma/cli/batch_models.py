@@ -11,7 +11,7 @@ import trio
 
 from uma import json_bytes
 from uma.client import Client
-from uma.errors import UmaError
+from uma.errors import BadRequest, UmaError, UnknownModel
 from uma.http.dialect import dumps
 from uma.http.openai import OPENAI
 from uma.http.problem import Problem
@@ -44,7 +44,8 @@ class NamedModels:
         try:
             ask = await self._ask(name)
         except UmaError as error:
-            problem = Problem.of(error)
+            # The protocol has one code for a model that is not there and for other requests that are refused.
+            problem = Problem.of(UnknownModel(error.message) if isinstance(error, BadRequest) else error)
             return RowAnswer(problem.status, dumps(OPENAI.error(problem, id)), retry_after_ms=problem.retry_after_ms)
         return await ask(path, body, id)
 

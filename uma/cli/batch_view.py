@@ -57,7 +57,7 @@ class Speed:
         runs = "waits for requests of others" if tally.is_held_up else f"{running:,} running"
         rate = words.pace(self.tokens_per_sec) if tokens else ""
         if tally.prompt_tokens and not tokens:
-            rate = f"{tally.prompt_tokens:,} prompt tokens read"
+            rate = f"{words.tokens(tally.prompt_tokens, 'prompt ')} read"
         parts = [
             self._rows(),
             runs if running else "",
@@ -115,7 +115,7 @@ class Lines:
         tally, tokens = speed.tally, speed.tally.completion_tokens
         now = f", {tally.rows - tally.begun_rows:,} of them now" if tally.begun_rows else ""
         took = f"{now} in {words.time_span(speed.elapsed_sec)}"
-        rate = f", {tokens:,} tokens, {words.pace(speed.tokens_per_sec)}" if tokens else ""
+        rate = f", {words.tokens(tokens)}, {words.pace(speed.tokens_per_sec)}" if tokens else ""
         failed = f", {tally.failed:,} failed" if tally.failed else ""
         say.note(f"{'done: ' if is_done else ''}{words.rows(tally.rows)}{took}{rate}{failed}")
 

@@ -269,13 +269,17 @@ class Chat:
         self._conclude(turn, finished)
 
     async def _reading(self, id: str) -> str:
-        """How much of a question is read, in words; empty once its answer has begun, or where that is not known."""
+        """How much of a question is read, in words, or that the server is paused; empty once its answer has begun, or
+        where that is not known.
+        """
+        if self.opened is not None and (paused := await words.paused(self.opened.source)):
+            return paused
         running = () if self.opened is None else (await self.opened.source.activity(id)).running
         request = next((found for found in running if found.id == id and not found.generated_tokens), None)
         if request is None:
             return ""
         percent = 100 * request.computed_tokens // max(1, request.prompt_tokens)
-        return f"reads {request.prompt_tokens:,} tokens" + (f": {percent} %" if percent else "")
+        return f"reads {words.tokens(request.prompt_tokens)}" + (f": {percent} %" if percent else "")
 
     def _conclude(self, turn: ChatTurn, finished: Finished | None) -> None:
         is_stopped = finished is None or finished.reason == "cancelled"

@@ -85,6 +85,11 @@ async def open_source(
         if isinstance(found, RuntimeConfig):
             with interrupts.abruptly():
                 found = await _engine(stack, found, say)
+        else:
+            if bond is None and found.info.models and loaded.origins["model"] == "default":
+                say(f"{found.info.model.name} answers, of {len(found.info.models)} models; -m NAME asks another")
+            if paused := await words.paused(found):
+                say(paused)
         name = found.info.model.name
         named = with_adapter(name, asked, found.info.capabilities.adapters)
         yield Opened(found, is_server, None if named == name else named)

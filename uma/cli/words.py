@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+
+import trio
 
 from uma.config import Loaded, RuntimeConfig
+from uma.errors import UmaError
 from uma.models.names import with_each
-from uma.types import Finished, Logprobs, MemoryPlan, ModelInfo, ServerInfo
+from uma.types import Finished, Logprobs, MemoryPlan, ModelInfo, ServerInfo, Source
 
 DEMONSTRATION = (
     "This is the small built-in demonstration model; `uma pull OWNER/NAME` gets a real one, --model FILE.gguf names one"
@@ -17,6 +21,8 @@ LANES = {1: "interactive", 0: "normal", -1: "background"}
 """Names of a request's priorities."""
 MOST_NAMED = 8
 """Maximum of models that one line names."""
+PAUSED_SEC = 1.0
+"""Maximum time in which a server says whether it is paused."""
 
 
 def size(n_bytes: int) -> str:
@@ -91,10 +97,23 @@ def demonstration(info: ModelInfo, loaded: Loaded) -> str | None:
     return DEMONSTRATION if info.is_builtin and loaded.origins["model"] == "default" else None
 
 
+async def paused(source: Source) -> str:
+    """That a source computes nothing until it is told to, and how that ends; empty where it does not tell so."""
+    with suppress(UmaError), trio.move_on_after(PAUSED_SEC):
+        if (await source.metrics()).get("paused_sec"):
+            return "the server is paused: nothing is computed; `uma resume` has it go on"
+    return ""
+
+
+def tokens(number: int, of: str = "") -> str:
+    """`1 token`, `2,000 tokens`, `2,000 prompt tokens`."""
+    return f"{number:,} {of}token{'s' * (number != 1)}"
+
+
 def speed(finished: Finished) -> str:
     """`41 tokens/s · first after 35 ms · 180 tokens`."""
     made = finished.usage.completion_tokens
-    parts = [f"{made:,} token{'s' * (made != 1)}", f"first after {duration(finished.metrics.ttft_ms)}"]
+    parts = [tokens(made), f"first after {duration(finished.metrics.ttft_ms)}"]
     if made > 1:
         parts.insert(0, f"{figure(finished.metrics.tokens_per_second)} tokens/s")
     return " · ".join(parts)
@@ -150,7 +169,7 @@ def cut(finished: Finished, n_ctx: int, *, has_form: bool) -> str | None:
     if not short:
         return None
     what = "the answer was" if len(every) == 1 else f"{len(short):,} of {len(every):,} answers were"
-    line = f"{what} cut at {max(answer.completion_tokens for answer in short):,} tokens"
+    line = f"{what} cut at {tokens(max(answer.completion_tokens for answer in short))}"
     if has_form:
         return f"{line}, before {'it had' if len(every) == 1 else 'they had'} the form asked for"
     is_full = len(every) == 1 and finished.usage.prompt_tokens + finished.usage.completion_tokens >= n_ctx
@@ -164,8 +183,8 @@ def stats(finished: Finished) -> list[tuple[str, str]]:
         ("time to first token", duration(metrics.ttft_ms)),
         # One token alone has no speed.
         *([("speed", f"{figure(metrics.tokens_per_second)} tokens/s")] if usage.completion_tokens > 1 else []),
-        ("prompt", f"{usage.prompt_tokens:,} tokens, {usage.cached_tokens:,} of them cached"),
-        ("output", f"{usage.completion_tokens:,} tokens, {ENDINGS[finished.reason]}"),
+        ("prompt", f"{tokens(usage.prompt_tokens)}, {usage.cached_tokens:,} of them cached"),
+        ("output", f"{tokens(usage.completion_tokens)}, {ENDINGS[finished.reason]}"),
         (
             "time",
             f"{duration(metrics.queue_ms)} waiting, {duration(metrics.prefill_ms)} reading the prompt, "

@@ -254,6 +254,8 @@ class Runner:
                 if answer is None:
                     return
                 ended, used = _end_of(work.row, work.asked, answer)
+                if used is None:
+                    self.tally.refuse(work.size_bytes)
                 self.tally.ignores(answer.ignored)
         finally:
             self.tally.end(begun, used)
@@ -361,9 +363,9 @@ def together(block: Sequence[RowWork]) -> list[RowWork]:
     return [work for group in groups.values() for work in group]
 
 
-def _end_of(row: JobRow, asked: RowRequest, answer: RowAnswer) -> tuple[EndedRow, Progress]:
-    """A row's result, and what it took."""
-    text, usage = answer.body.decode(), dict[str, int]()
+def _end_of(row: JobRow, asked: RowRequest, answer: RowAnswer) -> tuple[EndedRow, Progress | None]:
+    """A row's result, and what it took; None where it was refused."""
+    text, usage, is_refused = answer.body.decode(), dict[str, int](), answer.status >= 400
     body: Any = json_bytes.verbatim(text)
     with suppress(AttributeError):
         try:
@@ -375,7 +377,8 @@ def _end_of(row: JobRow, asked: RowRequest, answer: RowAnswer) -> tuple[EndedRow
         usage.get("completion_tokens", usage.get("output_tokens", 0)),
     )
     response = {"status_code": answer.status, "request_id": answer.request_id, "body": body}
-    return _ended(row, _line(row, asked.custom_id, response, None), is_failed=answer.status >= 400), used
+    ended = _ended(row, _line(row, asked.custom_id, response, None), is_failed=is_refused)
+    return ended, None if is_refused else used
 
 
 def _ended(row: JobRow, line: bytes, *, is_failed: bool = True) -> EndedRow:

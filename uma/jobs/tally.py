@@ -10,8 +10,8 @@ import attrs
 
 from uma.jobs.ask import Progress
 
-MAX_IGNORED = 20
-"""Maximum fields without effect that are counted: rows can have as many as they like."""
+MAX_COUNTED = 20
+"""Maximum fields without effect, and reasons of failure, that are counted: rows can have as many as they like."""
 
 CHANCE_WEIGHT = 9.0
 """How much of a running row's end is taken to be chance, for each unit of the scatter of rows' times or tokens, up to
@@ -92,12 +92,10 @@ class Tally:
     """Rows with a result."""
     failed: int = 0
     """Rows of these that failed."""
-    why_failed: str = ""
-    """Why the first of them failed in this run."""
-    fail_alike: bool = True
-    """All that failed in this run failed for that reason."""
+    reasons: Counter[str] = attrs.field(factory=Counter)
+    """Why rows failed in this run, at most `MAX_COUNTED`: how many for each."""
     ignored: Counter[str] = attrs.field(factory=Counter)
-    """Fields of rows that had no effect in this run, at most `MAX_IGNORED`: how many rows had each."""
+    """Fields of rows that had no effect in this run, at most `MAX_COUNTED`: how many rows had each."""
     begun_rows: int = 0
     """Rows that had a result before this run."""
     waiting: int = 0
@@ -125,6 +123,9 @@ class Tally:
     asked_rows: int = 0
     """Rows of these that have to be asked: the others are bad, or their results taken over; so are the bytes."""
     asked_bytes: int = 0
+    refused_rows: int = 0
+    """Rows of these that were refused, which takes no time to speak of; so are the bytes."""
+    refused_bytes: int = 0
     _ended_prompt_tokens: int = 0
     _ended_completion_tokens: int = 0
     _progress: dict[str, Progress] = attrs.field(factory=dict)
@@ -156,7 +157,7 @@ class Tally:
         return begun
 
     def end(self, begun: Begun, used: Progress | None, now: float | None = None) -> None:
-        """Record a finished request; `used` is None if it is given up."""
+        """Record a finished request; `used` is None if it is given up, or was refused."""
         self.running -= 1
         self._began_sum -= begun.at_sec
         if used is not None:
@@ -164,6 +165,11 @@ class Tally:
             self._lengths.add(begun.size_bytes, used.prompt_tokens + used.completion_tokens)
             self._ended_prompt_tokens += used.prompt_tokens
             self._ended_completion_tokens += used.completion_tokens
+
+    def refuse(self, size_bytes: int) -> None:
+        """A row that was asked is refused: it says nothing of the time that others take."""
+        self.refused_rows += 1
+        self.refused_bytes += size_bytes
 
     def note(self, progress: Mapping[str, Progress]) -> None:
         """How far the rows are that run, by their requests' ids."""
@@ -202,12 +208,11 @@ class Tally:
     def fails(self, why: str) -> None:
         """A row failed in this run."""
         self.failed += 1
-        self.why_failed = self.why_failed or why
-        self.fail_alike = self.fail_alike and why == self.why_failed
+        _count(self.reasons, [why] if why else ())
 
     def ignores(self, names: Iterable[str]) -> None:
         """A row had fields of these names, which had no effect."""
-        self.ignored.update(name for name in names if name in self.ignored or len(self.ignored) < MAX_IGNORED)
+        _count(self.ignored, names)
 
     def seconds_left(self, began: float, now: float | None = None) -> float | None:
         """What the rest takes, if it goes on as since `began`, when the first row could begin: of a run that stops the
@@ -221,7 +226,7 @@ class Tally:
             return None
         now = time.monotonic() if now is None else now
         rows, n_bytes = self._unread()
-        rows, n_bytes = rows + self.asked_rows, n_bytes + self.asked_bytes
+        rows, n_bytes = rows + self.asked_rows - self.refused_rows, n_bytes + self.asked_bytes - self.refused_bytes
         growth = ended.growth
         every = (1 - growth) * rows + growth * (n_bytes * ended.n / ended.x if ended.x else rows)
         return (now - began) * max(0.0, every / min(self._done(now), every) - 1)
@@ -251,5 +256,9 @@ class Tally:
         n_bytes, rows = max(0.0, self.total_bytes - self.passed_bytes), max(0.0, self.total_rows - self.passed_rows)
         if not self.total_rows:
             rows = n_bytes * self.new_rows / self.new_bytes if self.new_bytes else 0.0
-        asked = self.asked_rows / self.new_rows
+        asked = (self.asked_rows - self.refused_rows) / self.new_rows
         return rows * asked, n_bytes * asked
+
+
+def _count(counts: Counter[str], found: Iterable[str]) -> None:
+    counts.update(text for text in found if text in counts or len(counts) < MAX_COUNTED)
