@@ -203,6 +203,7 @@ running_requests = st.builds(
     number=counts,
     ttft_ms=st.none() | times,
     worst_gap_ms=times,
+    model=text,
 )
 explained = st.builds(
     types.Explained,

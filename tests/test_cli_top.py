@@ -225,6 +225,18 @@ def test_each_mode_fits(columns: int) -> None:
     assert "not heard of" in text(full(lost=True), columns, 24)
 
 
+@pytest.mark.parametrize("columns", WIDTHS)
+def test_each_request_names_its_model_where_a_server_has_several(columns: int) -> None:
+    state = after(frame(0, request(1, model="alpha"), request(2, model="beta"), model="alpha, beta of 2 models"))
+    shown = text(state, columns)
+    lines = [line for line in shown.splitlines() if line.startswith("prog")]
+    assert [" alpha " in lines[1], " beta " in lines[2]] == [columns >= 80] * 2, shown
+    assert max(map(cell_len, shown.splitlines())) <= columns
+    assert " writes " in lines[1]
+    assert "end the request of prog2 to beta (" in text(press(state, "down", "down", "x"), max(columns, 80), 24)
+    assert "model" not in text(after(frame(0, request(1))), columns)
+
+
 def test_a_low_screen_shows_the_chosen_request_and_says_how_many_are_missing() -> None:
     state = after(frame(0, *(request(number) for number in range(1, 41))))
     at_20 = press(state, *["down"] * 20)
@@ -401,7 +413,10 @@ def test_several_models_are_watched_none_is_loaded_by_that_and_their_requests_ar
                     terminal.wait_for("beta of 2 models")
                     terminal.wait_for("watched/1")
                     terminal.type("jx")
-                    terminal.wait_until(lambda: any("y: yes" in line for line in terminal.screen), "the question")
+                    terminal.wait_until(
+                        lambda: any(" to beta (" in line and "y: yes" in line for line in terminal.screen),
+                        "the question",
+                    )
                     terminal.type("y")
                     terminal.wait_for("ended ")
                     assert b"the request was ended" in b"".join(raw.chunks())

@@ -158,6 +158,7 @@ def _as_json(state: TopState) -> list[dict[str, Any]]:
                     {
                         **attrs.asdict(row.request),
                         "program": program_of(row.request.origin),
+                        "model": row.model or None,
                         "pid": int(pid) if (pid := pid_of(row.request.origin)).isdigit() else None,
                         "state": row.state,
                         "place": row.place,

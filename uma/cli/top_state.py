@@ -258,7 +258,9 @@ def _row(
     # Of several prompts of one HTTP request each has a number behind its id.
     is_own = frame.own is None or request.id in frame.own or request.id.rpartition("-")[0] in frame.own
     can_end = is_own and (request.number > 0 or frame.own is not None) and not server.lost
-    return RequestRow(where, frame.model, request, place, starts_in_ms, server.speed(request.number), can_end)
+    return RequestRow(
+        where, request.model or frame.model, request, place, starts_in_ms, server.speed(request.number), can_end
+    )
 
 
 def _order(row: RequestRow, sort: str) -> Any:

@@ -81,9 +81,10 @@ COLUMNS = (
     Column("written", 8, 120, lambda row: f"{row.request.generated_tokens:,}"),
     Column("age", 7, 120, lambda row: words.duration(row.request.age_ms)),
     Column("pid", 8, PID_FROM_COLUMNS, lambda row: pid_of(row.request.origin)),
-    Column("model", 20, 160, lambda row: row.model, "left"),
     Column("id", 30, 200, lambda row: row.request.id, "left"),
 )
+MODEL = Column("model", 20, 80, lambda row: row.model, "left")
+"""A column where requests have several models; what is left of the screen is the others'."""
 
 
 def draw(state: TopState, columns: int, lines: int | None = None) -> RenderableType:
@@ -240,8 +241,9 @@ def _requests(state: TopState, rows: Sequence[RequestRow], columns: int, left: i
     if not rows:
         said = "no request has this" if state.filter else "nothing runs"
         return [Text(said, style="dim")]
-    is_needless = {"model"} if len(state.shown) < 2 else set[str]()
-    shown = [column for column in COLUMNS if columns >= column.from_columns and column.title not in is_needless]
+    has_models = columns >= MODEL.from_columns and any(_names_model(state, row) for row in rows)
+    left_columns = max(LEAST_COLUMNS, columns - MODEL.width - GAP) if has_models else columns
+    shown = [MODEL] * has_models + [column for column in COLUMNS if left_columns >= column.from_columns]
     rest = columns - sum(column.width + GAP for column in shown)
     table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), width=columns, header_style="bold")
     table.add_column("program", width=max(8, rest - GAP), no_wrap=True, overflow="ellipsis")
@@ -251,10 +253,15 @@ def _requests(state: TopState, rows: Sequence[RequestRow], columns: int, left: i
     some = rows[first : len(rows) if left is None else first + left]
     for row in some:
         style = "reverse" if row.key == state.selected else "dim" if row.place is not None else ""
-        cells = [_program(row, columns), *(column.show(row) for column in shown)]
+        cells = [_program(row, left_columns), *(column.show(row) for column in shown)]
         table.add_row(*(_plain(cell) for cell in cells), style=style)
     hidden = len(rows) - len(some)
     return [table] if not hidden else [table, Text(f"and {hidden:,} more", style="dim")]
+
+
+def _names_model(state: TopState, row: RequestRow) -> bool:
+    """Whether a request's model has to be told: there are others."""
+    return len(state.shown) > 1 or bool(row.request.model)
 
 
 def _program(row: RequestRow, columns: int) -> str:
@@ -273,6 +280,7 @@ def _foot(state: TopState, columns: int) -> list[Text]:
     if state.mode == "confirm" and (row := state.chosen()) is not None:
         end = f" ({row.request.id})? y: yes, any other key: no"
         program = sanitize_line(program_of(row.request.origin))
+        program += f" to {sanitize_line(row.model)}" if _names_model(state, row) else ""
         asked = f"end the request of {program}{end}"
         if cell_len(asked) > columns:
             asked = f"end this request of {program}? y / n"

@@ -358,7 +358,8 @@ class LoadedModel:
         return shown
 
     def _numbered(self, request: RunningRequest) -> RunningRequest:
-        return attrs.evolve(request, number=request.number * MOST_MODELS + self.model.index)
+        number = request.number * MOST_MODELS + self.model.index
+        return attrs.evolve(request, number=number, model=self.model.file.name)
 
     async def end_request(self, number: int) -> bool:
         """End the request of this number, as `activity` tells it; whether it still ran."""

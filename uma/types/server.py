@@ -306,6 +306,8 @@ class RunningRequest:
     """Time from arrival to the first token; None: there is none yet."""
     worst_gap_ms: float = 0.0
     """Longest time between two of its tokens."""
+    model: str = ""
+    """Name of its model, of a server that has several."""
 
 
 @attrs.frozen

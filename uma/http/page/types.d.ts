@@ -166,6 +166,8 @@ interface RunningRequest {
   number: number;
   /** For people: endpoint, key, program. */
   origin?: string;
+  /** Of a server that has several. */
+  model?: string;
 }
 
 interface Activity {
