@@ -19,13 +19,13 @@ from uma.errors import ModelError
 from uma.llama import header
 
 DEADLINE_SEC = 10.0
-"""Maximum CPU time of a trial, beside what reading a projector's weights takes: the largest vocabularies take a
-second, and figures that no file has can keep a loop busy for hours."""
+"""Maximum CPU time of a trial, beside what reading weights takes: the largest vocabularies take a second, and figures
+that no file has can keep a loop busy for hours."""
 READ_BYTES_PER_SEC = 2**28
 """Minimum speed at which these are read, on a slow machine."""
 MEMORY_BYTES = 2**32
-"""Maximum address space beside these weights. Libraries take one GiB of it, and the largest picture that a projector
-plans for (4,096 patches, without flash attention) another: figures that no file has take a machine's."""
+"""Maximum address space beside these weights and the child's own. The largest picture that a projector plans for (4,096
+patches, without flash attention) takes one GiB: figures that no file has take a machine's."""
 PROGRAM = str(Path(__file__).with_name("trial_process.py"))
 """What the child runs. It loads models, whose module asks this one first."""
 MAX_ANSWER_BYTES = 2**16
@@ -55,7 +55,9 @@ def check_projector(path: Path, model: Path) -> None:
     """Raise `ModelError` where libmtmd ends the process over this projector beside a model. Takes as long, and what
     reading the projector takes; any thread.
     """
-    _check(_Trial((_digest(path), _digest(model)), False, (str(path), str(model)), path.stat().st_size))
+    # The model's own weights are read where its kind alone does not say how positions are told.
+    weights_bytes = path.stat().st_size + sum(part.size_bytes for part in header.read_parts(model))
+    _check(_Trial((_digest(path), _digest(model)), False, (str(path), str(model)), weights_bytes))
 
 
 def _digest(path: Path) -> bytes:
