@@ -647,11 +647,13 @@ def test_a_chat_stays_with_the_model_that_it_began_with(socket_dir: Path, home: 
             tell(terminal, "gone again", "/switch goes on with")
             tell(terminal, "/switch", "The next question goes to whatever model the server has.")
             ask(terminal, "and you?")
-            assert "demonstration model" in terminal.text
+            assert terminal.text.count("· served") == 3, "a line for each server, behind the first in full"
+            assert "demonstration model" not in terminal.text
         assert questions(terminal, home) == ["remember this", "and now?", "and you?"]
 
 
-def test_a_chat_in_this_process_needs_no_server(home: Path, tiny: Path) -> None:
+def test_a_chat_in_this_process_needs_no_server_and_goes_on_with_another_model(home: Path, tiny: Path) -> None:
+    (home / "broken.gguf").write_bytes(b"GGUF")
     command = uma_command("chat", "--local", "--model", str(tiny), *LONG, "--max-tokens", "30000")
     with Terminal(command, environ_of(home)) as terminal:
         wait_for_prompt(terminal)
@@ -661,6 +663,16 @@ def test_a_chat_in_this_process_needs_no_server(home: Path, tiny: Path) -> None:
         terminal.type("\x03")
         terminal.wait_for("Stopped")
         wait_for_prompt(terminal)
+        tell(terminal, "/set max_tokens 5", "max_tokens  5")
+        ask(terminal, "remember this")
+        tell(terminal, "/model nowhere/model", "model not found")
+        tell(terminal, f"/model {home}/broken.gguf", "which is loaded for it.")
+        tell(terminal, "a question", "The next question goes to tiny as before.")
+        tell(terminal, "/model builtin", "The next question goes to builtin, which is loaded for it.")
+        ask(terminal, "and you?")
+        tell(terminal, "/model", "model  builtin")
+        tell(terminal, "/undo", "Taken back: and you?")
+        tell(terminal, "/undo", "Taken back: remember this")
         terminal.type("\x04")
         assert terminal.wait() == 0
 

@@ -115,7 +115,9 @@ class Chat:
     bond: Bond | None = None
     """Set once the conversation has begun on a server: it never goes on with another model unasked."""
     is_local: bool = False
-    """The conversation began with a model in this process, and stays with it."""
+    """The conversation began with a model in this process, and stays in it."""
+    before: Loaded | None = None
+    """Settings with the last model that was loaded in this process, until the one that was chosen instead is loaded."""
     last: Finished | None = None
     last_file: Path | None = None
     """Where `/save` writes when no name is given."""
@@ -140,28 +142,30 @@ class Chat:
 
     def meet(self, opened: Opened) -> None:
         """Take a source into use, and introduce its model unless it is the same as before."""
-        is_known = self.is_hung_up_on and opened.source.info == self.info
-        self.model = opened.model if self.info is None else self.model
-        self.opened, self.info = opened, opened.source.info
-        self.bond = Bond(self.info.model, bool(self.info.models)) if opened.is_server else None
+        info, before, is_named = opened.source.info, self.info, self.before is not None
+        is_named |= self.bond is not None and self.bond.name is not None
+        self.model = opened.model if before is None or self.before is not None else self.model
+        self.opened, self.info, self.before = opened, info, None
+        self.bond = Bond(info.model, bool(info.models)) if opened.is_server else None
         self.is_local = not opened.is_server
-        if not is_known:
-            self._introduce(opened)
-
-    def _introduce(self, opened: Opened) -> None:
-        assert self.info is not None
-        model = self.info.model
         place = "served" if opened.is_server else "loaded in this process"
+        if before is None:
+            self._introduce(info, place)
+        elif not (is_named or (self.is_hung_up_on and info == before)):
+            self.view.tell(f"{words.model_line(info.model)} · {place}")
+
+    def _introduce(self, info: ServerInfo, place: str) -> None:
+        model = info.model
         self.view.tell(words.model_line(model))
-        self.view.tell(f"{words.context_line(self.info)} · {place}")
-        if adapted := words.with_adapters(self.info):
+        self.view.tell(f"{words.context_line(info)} · {place}")
+        if adapted := words.with_adapters(info):
             self.view.tell(f"{self.model or model.name} answers; /model NAME has {words.names(adapted)}")
-        if not self.info.capabilities.chat:
+        if not info.capabilities.chat:
             self.view.tell("This model has no chat template of its own; a plain one is used.")
         if notice := words.demonstration(model, self.loaded):
             self.view.tell(notice)
         if self.is_interactive:
-            pictures = " /image FILE shows it a picture." if self.info.capabilities.vision else ""
+            pictures = " /image FILE shows it a picture." if info.capabilities.vision else ""
             self.view.tell(f"/help tells the commands. Ctrl-C stops an answer, Ctrl-D leaves.{pictures}")
 
     async def talk(self, question: ChatTurn | None) -> ChatTurn | None:
@@ -348,6 +352,9 @@ class Chat:
             self.opened = None
             kept = ", and so is the answer up to here" if is_begun else ""
             self.view.tell(f"The conversation is kept{kept}. The next question looks for the server again.")
+        elif self.opened is None and self.before is not None and self.info is not None:
+            self.loaded, self.before = self.before, None
+            self.view.tell(f"The next question goes to {self.info.model.name} as before.")
         elif self.opened is None and self.bond is not None and self.bond.name is not None and self.info is not None:
             self.bond = Bond(self.info.model, is_one_of_several=True)
             self.view.tell(f"The next question goes to {self.info.model.name} as before.")
@@ -389,13 +396,20 @@ class Chat:
             self.bond, self.opened, self.model = Bond(None, is_one_of_several=True, name=name), None, None
             self.view.tell(f"The next question goes to {name}.")
         elif self.bond is None:
-            self.view.complain(
-                "the model of this chat is loaded in this process, and stays; `uma chat NAME` begins one with another "
-                "(`uma models` tells which are here)"
-            )
+            self._load_here(name)
         else:
             self.bond, self.model = Bond(None), None
             self.view.tell("The next question goes to whatever model the server has.")
+
+    def _load_here(self, name: str) -> None:
+        """Have another model loaded in this process, from the next question on. Raises `ModelError`."""
+        from uma.models import catalog  # noqa: PLC0415  (slow to import, and seldom needed with a server)
+
+        catalog.resolve(name, os.environ)
+        config, origins = attrs.evolve(self.loaded.config, model=name), {**self.loaded.origins, "model": "/model"}
+        self.before = self.before or self.loaded
+        self.loaded, self.opened = attrs.evolve(self.loaded, config=config, origins=origins), None
+        self.view.tell(f"The next question goes to {name}, which is loaded for it.")
 
     @staticmethod
     def _adapted(asked: str, info: ServerInfo) -> str | None:
