@@ -15,9 +15,19 @@ def test_enter_while_an_answer_is_written_sends_the_question_next(browser: Brows
         here.ask("First?")
         page.locator(".is-writing .block").first.wait_for()
         here.ask("Second?")
-        expect(hint).to_have_text("This is sent as soon as the answer ends. Enter takes it back.")
-        page.keyboard.press("Enter")
+        queued = page.get_by_role("list", name="Queued questions").locator(".what")
+        expect(queued).to_have_text(["Second?"])
         expect(hint).to_have_text("Enter sends this once the answer ends, Escape stops the answer.")
+        here.ask("More?")
+        expect(queued).to_have_text(["Second?", "More?"])
+        assert violations(page) == []
+        page.reload()
+        expect(queued).to_have_text(["Second?", "More?"])
+        page.get_by_role("button", name="Do not send “More?”").press("Enter")
+        expect(box).to_be_focused()
+        page.keyboard.press("ArrowUp")
+        expect(box).to_have_value("Second?")
+        expect(queued).to_have_count(0)
         page.keyboard.press("Enter")
         # A stop leaves what was entered before it in the box, and sends what is entered after it, however soon.
         page.keyboard.press("Escape")
@@ -34,9 +44,18 @@ def test_enter_while_an_answer_is_written_sends_the_question_next(browser: Brows
         page.locator("#chips").click()
         page.get_by_label("Longest answer").fill("400")
         page.keyboard.press("Escape")
-        for text in ("Fourth?", "Fifth?"):
+        for text in ("Fourth?", "Fifth?", "Sixth?"):
             here.ask(text)
-        expect(bubbles).to_have_text(["First?", "Second?", "Third?", "Fourth?", "Fifth?"])
+        expect(box).to_have_value("")
+        # What waits is sent although another conversation is shown, and what is in its box stays there.
+        page.get_by_role("button", name="New chat", exact=True).click()
+        expect(page.locator("#empty")).to_be_visible()
+        expect(queued).to_have_count(0)
+        box.fill("Elsewhere")
+        expect(page.locator("#live-dot")).to_be_hidden()  # all have been answered
+        expect(box).to_have_value("Elsewhere")
+        page.locator(".conversation").click()
+        expect(bubbles).to_have_text(["First?", "Second?", "Third?", "Fourth?", "Fifth?", "Sixth?"])
         expect(box).to_have_value("")
 
 

@@ -264,6 +264,8 @@ interface Actions {
 interface Draft {
   text: string;
   files: Attachment[];
+  /** It is sent once the answer ends. */
+  isQueued?: true;
 }
 
 /** What can be done with a request of one's own: to end it, to end its thinking. */

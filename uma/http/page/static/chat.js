@@ -31,7 +31,7 @@ const REST = 4;
 const NO_KEY = "invalid_api_key";
 
 export class Chat {
-  /** @param {{onChange: () => void, focus: () => void, begin: () => void, defaults: () => Settings, model: () => string | undefined, ended: () => void, suggestions: () => string[], info: () => Info | undefined, stopped: () => void}} does */
+  /** @param {{onChange: () => void, focus: () => void, begin: () => void, defaults: () => Settings, model: () => string | undefined, ended: () => void, suggestions: () => string[], info: () => Info | undefined, stopped: (home: Conversation) => void, over: (home: Conversation) => void}} does */
   constructor(does) {
     this.does = does;
     /** @type {Conversation[]} */
@@ -112,16 +112,10 @@ export class Chat {
     this.does.onChange();
   }
 
-  /** The run in the branch that is shown, if there is one. */
-  get running() {
-    const run = this.current.leaf ? this.runs.get(this.current.leaf)?.run : undefined;
+  /** The run in the branch that is shown of a conversation, if there is one. */
+  runOf({ leaf } = this.current) {
+    const run = leaf ? this.runs.get(leaf)?.run : undefined;
     return run?.isOver ? undefined : run; // one that is over is still being saved
-  }
-
-  /** Whether the last answer that is shown has ended, and not by a failure. */
-  get isComplete() {
-    const last = this.current.leaf ? this.current.messages[this.current.leaf] : undefined;
-    return Boolean(last?.done || last?.isStopped);
   }
 
   /** Ids of the conversations in which an answer is being written. */
@@ -145,11 +139,11 @@ export class Chat {
   }
 
   /** @param {string} text @param {Attachment[]} files */
-  send(text, files) {
-    this.keep(this.current);
-    add(this.current, { parent: this.current.leaf, role: "user", text, ...(files.length ? { files } : {}) });
-    this.isAtEnd = true;
-    this.answer(this.current, this.current.leaf);
+  send(text, files, home = this.current) {
+    this.keep(home);
+    add(home, { parent: home.leaf, role: "user", text, ...(files.length ? { files } : {}) });
+    this.isAtEnd ||= home === this.current;
+    this.answer(home, home.leaf);
   }
 
   editLast() {
@@ -163,9 +157,10 @@ export class Chat {
     if (view) edit(view.element, question, this.actions);
   }
 
-  /** What waits behind the answer that is shown is not sent any more; what is entered from now on is. */
-  stop(run = this.running) {
-    if (run === this.running) this.does.stopped();
+  /** What waits behind this answer is not sent any more; what is entered from now on is. */
+  stop(run = this.runOf()) {
+    const found = [...this.runs.values()].find((each) => each.run === run);
+    if (found) this.does.stopped(found.home);
     void run?.stop();
     this.does.onChange();
   }
@@ -206,7 +201,7 @@ export class Chat {
 
   /** @param {Conversation} conversation */
   leave(conversation) {
-    for (const { run, home } of this.runs.values()) if (home === conversation) void run.stop();
+    for (const { run, home } of this.runs.values()) if (home === conversation) this.stop(run);
     this.conversations = this.conversations.filter((each) => each !== conversation);
     if (conversation === this.current) this.open();
   }
@@ -287,7 +282,7 @@ export class Chat {
         void this.save(conversation);
       }
       this.showRun(run);
-      if (run.isOver) this.does.onChange(); // with its end, and not once it is saved: a key can be pressed in between
+      if (run.isOver) this.does.over(conversation); // with its end, and not once it is saved: a key can be pressed in between
     };
     const saving = this.save(conversation);
     // At once: a second click finds the page as the first has left it, and asks for nothing.
@@ -326,7 +321,7 @@ export class Chat {
   render() {
     const path = branch(this.current);
     rebuild(this.scroller, () => this.build(path), this.does.focus);
-    this.turns.show(this.running);
+    this.turns.show(this.runOf());
     if (this.isAtEnd) this.goToEnd();
     this.does.onChange();
     void this.renderMissing();

@@ -2,8 +2,8 @@
 
 import { showFiles } from "./attachments.js";
 import { readFile, Unreadable } from "./documents.js";
-import { announce, byId, DOUBLE_CLICK_MS, h, icon, number, toast } from "./dom.js";
-import { Drafts } from "./drafts.js";
+import { announce, byId, copyOf, DOUBLE_CLICK_MS, h, icon, number, rebuild, toast } from "./dom.js";
+import { Drafts, joined } from "./drafts.js";
 import { isPicture, pictureOf } from "./pictures.js";
 
 /** Most bytes of a text that a server takes, where it has not told. */
@@ -30,8 +30,7 @@ export class Composer {
     this.conversation = undefined;
     this.drafts = new Drafts(() => this.writing);
     this.isAnswering = false;
-    /** What is in the box is sent as soon as the answer is complete. */
-    this.isNext = false;
+    this.queue = byId("queued", HTMLUListElement);
     this.hint = byId("hint", HTMLElement);
     this.clickedAt = -Infinity;
     this.maxBytes = MAX_TEXT_BYTES;
@@ -47,12 +46,12 @@ export class Composer {
     });
     this.input.enterKeyHint = isTouch() ? "enter" : "send";
     this.input.addEventListener("keydown", (event) => {
-      if (event.key === "ArrowUp" && !this.input.value && !event.isComposing) this.does.editLast();
+      if (event.key === "ArrowUp" && !this.input.value && !event.isComposing) this.editLast();
       // A touch screen's keyboard has no other way to a new line, and the button is beside it.
       if (event.key !== "Enter" || event.shiftKey || event.isComposing || isTouch()) return;
       event.preventDefault();
       if (!this.isAnswering) this.act();
-      else if (this.hasSome) this.setNext(!this.isNext);
+      else this.enqueue();
     });
     this.input.addEventListener("input", () => this.fit());
     this.listenForFiles(form);
@@ -73,29 +72,90 @@ export class Composer {
       return;
     }
     if (!this.hasSome || this.reading) return;
-    const [text, files] = [this.input.value.trim(), this.files];
-    this.input.value = "";
-    this.files = [];
-    this.showFiles();
-    this.fit();
-    this.does.send(text, files);
+    const { text, files } = this.draft;
+    this.fill({ text: "", files: [] });
+    this.does.send(text.trim(), files);
+  }
+
+  /** What is in the box. @returns {Draft} */
+  get draft() {
+    return { text: this.input.value, files: this.files };
   }
 
   get hasSome() {
     return Boolean(this.input.value.trim() || this.files.length);
   }
 
-  /** @param {boolean} isNext */
-  setNext(isNext) {
-    this.isNext = isNext;
-    const words = isNext
-      ? "This is sent as soon as the answer ends. Enter takes it back."
-      : this.isAnswering
-        ? "Enter sends this once the answer ends, Escape stops the answer."
-        : "Enter sends, Shift and Enter begin a new line, Ctrl and / list all keys.";
-    if (this.hint.textContent === words) return;
-    this.hint.textContent = words;
-    if (isNext) announce(words);
+  /** Put this into the box. @param {Draft} draft */
+  fill({ text, files }) {
+    this.input.value = text;
+    this.files = files;
+    this.count();
+    this.showFiles();
+  }
+
+  /** @param {[string, Draft][]} queued */
+  setQueue(queued) {
+    this.drafts.queued = queued;
+    this.drafts.keep(); // a page that is put away and killed must not send again what was sent meanwhile
+    this.showQueue();
+  }
+
+  /** @param {Draft[]} gone */
+  unqueue(...gone) {
+    this.setQueue(this.drafts.queued.filter(([, draft]) => !gone.includes(draft)));
+  }
+
+  /** Have what is in the box be sent once the answer ends. */
+  enqueue() {
+    if (!this.hasSome || this.reading || !this.conversation) return;
+    const { text, files } = this.draft;
+    this.setQueue([...this.drafts.queued, [this.conversation.id, { text: text.trim(), files, isQueued: true }]]);
+    this.fill({ text: "", files: [] });
+    announce("This is sent once the answer ends. The up arrow key edits it.");
+  }
+
+  /** Take these out of the queue, into their conversation's box and before what is there. @param {string} id @param {Draft[]} queued */
+  giveBack(id, queued = this.drafts.queueOf(id)) {
+    if (!queued.length) return;
+    this.unqueue(...queued);
+    if (id !== this.conversation?.id) return this.drafts.leave(id, joined([...queued, this.drafts.take(id)]));
+    this.fill(joined([...queued, this.draft]));
+  }
+
+  /** What its conversation sends next, which is queued no more. @param {string} id */
+  next(id) {
+    const [first] = this.drafts.queueOf(id);
+    if (first) this.unqueue(first);
+    return first;
+  }
+
+  showQueue() {
+    const id = this.conversation?.id ?? "";
+    const rows = this.drafts.queueOf(id).map((draft) => {
+      const [row, part] = copyOf("queued-row");
+      const words = [draft.text, ...draft.files.map(({ name }) => name)].filter(Boolean).join(" · ");
+      row.title = part("what").textContent = words;
+      const act = (/** @type {string} */ name, /** @type {string} */ label, /** @type {() => void} */ run) => {
+        part(name).setAttribute("aria-label", `${label} “${words}”`);
+        part(name).onclick = () => {
+          run();
+          this.focus();
+        };
+      };
+      act("edit-it", "Edit", () => this.giveBack(id, [draft]));
+      act("drop-it", "Do not send", () => this.unqueue(draft));
+      return row;
+    });
+    rebuild(this.queue, () => this.queue.replaceChildren(...rows), () => this.focus());
+    this.queue.hidden = !rows.length;
+  }
+
+  /** What is queued last, or else the last question. */
+  editLast() {
+    const last = this.drafts.queueOf(this.conversation?.id ?? "").at(-1);
+    if (last && this.conversation) this.giveBack(this.conversation.id, [last]);
+    else this.does.editLast();
   }
 
   /** Show what was begun in this conversation. @param {string} id @param {boolean} isNew */
@@ -104,23 +164,19 @@ export class Composer {
     if (!isSame) for (const [name, draft] of this.writing) this.drafts.leave(name, draft);
     this.conversation = { id, isNew };
     if (isSame) return;
-    this.isNext = false;
-    const { text, files } = this.drafts.take(isNew ? "" : id);
-    this.input.value = text;
-    this.files = files;
-    this.count();
-    this.showFiles();
+    this.fill(this.drafts.take(isNew ? "" : id));
+    this.showQueue();
   }
 
-  /** What is in the box, and the conversation that it is for. @returns {[string, Draft][]} */
+  /** The same, and the conversation that it is for. @returns {[string, Draft][]} */
   get writing() {
     if (!this.conversation) return [];
     const { id, isNew } = this.conversation;
-    return [[isNew ? "" : id, { text: this.input.value, files: this.files }]];
+    return [[isNew ? "" : id, this.draft]];
   }
 
-  /** Whether the button stops or sends. @param {boolean} isAnswering @param {boolean} isComplete The last answer ended without a failure. */
-  setAnswering(isAnswering, isComplete) {
+  /** Whether the button stops or sends. @param {boolean} isAnswering */
+  setAnswering(isAnswering) {
     const wasAnswering = this.isAnswering;
     this.isAnswering = isAnswering;
     // A button that is disabled loses the focus.
@@ -130,9 +186,10 @@ export class Composer {
       this.button.replaceChildren(icon(isAnswering ? "stop" : "send"));
     }
     this.fit();
-    const isDue = this.isNext && !isAnswering;
-    this.setNext(this.isNext && isAnswering);
-    if (isDue && isComplete) this.act();
+    const words = isAnswering
+      ? "Enter sends this once the answer ends, Escape stops the answer."
+      : "Enter sends, Shift and Enter begin a new line, Ctrl and / show all keyboard shortcuts.";
+    if (this.hint.textContent !== words) this.hint.textContent = words;
   }
 
   /** For whatever has no better place for the focus. A touch screen's keyboard stays away until the box is touched. */

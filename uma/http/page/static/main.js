@@ -7,7 +7,6 @@ import { listenForDecisions } from "./decide.js";
 import { byId, clearToasts, download, h, icon, number, toast } from "./dom.js";
 import { LiveView } from "./live.js";
 import { keep, kept, tellLosses } from "./local.js";
-import { WITH_SUMMARY, WITHOUT_OLDEST } from "./message.js";
 import { Palette } from "./palette.js";
 import { Picker } from "./picker.js";
 import { exportJson, exportMarkdown, ImportError, importJson } from "./reading.js";
@@ -67,7 +66,8 @@ const chat = new Chat({
   ended: () => info?.models && void connect(),
   suggestions,
   info: () => info,
-  stopped: () => composer.setNext(false),
+  stopped: ({ id }) => composer.giveBack(id),
+  over: sendNext,
 });
 const palette = new Palette();
 const picker = new Picker({
@@ -96,7 +96,7 @@ function refresh() {
   heading.textContent = title;
   composer.show(chat.current.id, !chat.conversations.includes(chat.current));
   document.title = `${title} · UMA`;
-  composer.setAnswering(Boolean(chat.running), chat.isComplete);
+  composer.setAnswering(Boolean(chat.runOf()));
   const chosen = summary(chat.current.settings);
   // What a press has hit must be there at its release.
   const words = chosen || "Settings";
@@ -116,6 +116,16 @@ function refresh() {
   showModel();
   if (info?.models && chat.current.model !== infoOf) void connect();
   if (!isLive && isRouted) noteAddress();
+}
+
+/** An answer has ended: what was entered meanwhile is sent; behind a failure it is left to the person. @param {Conversation} home */
+function sendNext(home) {
+  const last = home.leaf ? home.messages[home.leaf] : undefined;
+  const isRunning = Boolean(chat.runOf(home));
+  if (!isRunning && !last?.done && !last?.isStopped) composer.giveBack(home.id);
+  const next = isRunning ? undefined : composer.next(home.id);
+  if (next) chat.send(next.text, next.files, home);
+  else refresh();
 }
 
 /** Which model answers. A conversation's can be one that the server has no more. */
@@ -197,41 +207,22 @@ function actions() {
 
 /** @param {string} loss Why the conversation that is shown is lost with the page, if it is. */
 function showLoss(loss) {
-  const banner = byId("loss", HTMLElement);
-  banner.hidden = !loss;
-  if (!loss || banner.firstChild?.textContent === loss) return;
-  const button = h("button", { type: "button", class: "link-button", onclick: () => exportOne(chat.current) }, "Export");
-  banner.replaceChildren(h("span", {}, loss), " ", button);
+  byId("loss", HTMLElement).hidden = !loss;
+  const words = byId("loss-words", HTMLElement);
+  if (words.textContent !== loss) words.textContent = loss;
 }
 
 /** How full the context is, from half of it on; and the way on, before it is full. */
 function showGauge() {
   const most = info?.limits.n_ctx ?? 0;
-  const share = most && !chat.running ? chat.used / most : 0;
+  const share = most && !chat.runOf() ? chat.used / most : 0;
   const gauge = byId("gauge", HTMLElement);
   gauge.hidden = share < TOLD_SHARE;
   const words = `${number(Math.min(100, 100 * share))} % of the context`;
-  if (!gauge.hidden && gauge.textContent !== words) {
-    gauge.title = `${number(chat.used)} of ${number(most)} tokens`;
-    gauge.replaceChildren(h("meter", { max: 1, high: FULL_SHARE, value: share, "aria-hidden": "true" }), words);
-  }
-  const notice = byId("nearly-full", HTMLElement);
-  const wasHidden = notice.hidden;
-  notice.hidden = share < FULL_SHARE || (chat.current.settings.truncation ?? "off") !== "off";
-  if (notice.hidden || !wasHidden) return;
-  const button = (/** @type {string} */ label, /** @type {Settings["truncation"]} */ truncation) => {
-    const act = () => {
-      chat.outgrow(truncation);
-      composer.focus();
-    };
-    return h("button", { type: "button", class: "link-button", onclick: act }, label);
-  };
-  notice.replaceChildren(
-    "This conversation is nearly as long as the model can read. ",
-    button(WITHOUT_OLDEST, "auto"),
-    " or ",
-    button(WITH_SUMMARY, "compact"),
-  );
+  gauge.title = `${number(chat.used)} of ${number(most)} tokens`;
+  byId("gauge-meter", HTMLMeterElement).value = share;
+  byId("gauge-words", HTMLElement).textContent = words;
+  byId("nearly-full", HTMLElement).hidden = share < FULL_SHARE || (chat.current.settings.truncation ?? "off") !== "off";
 }
 
 /** @param {Conversation} conversation */
@@ -539,6 +530,14 @@ function listen() {
   byId("model", HTMLElement).addEventListener("click", chooseModel);
   listenForDecisions(modelName, isLoaded);
   byId("search", HTMLElement).addEventListener("click", search);
+  byId("export-lost", HTMLElement).addEventListener("click", () => exportOne(chat.current));
+  const outgrow = (/** @type {string} */ id, /** @type {Settings["truncation"]} */ truncation) =>
+    byId(id, HTMLElement).addEventListener("click", () => {
+      chat.outgrow(truncation);
+      composer.focus();
+    });
+  outgrow("without-oldest", "auto");
+  outgrow("with-summary", "compact");
   byId("export-all", HTMLElement).addEventListener("click", () =>
     download("uma-conversations.json", exportJson(chat.conversations)),
   );
@@ -573,6 +572,7 @@ setTheme(kept(THEME_KEY) ?? "system");
 listen();
 void connect();
 await chat.start();
+for (const [id] of composer.drafts.queued) if (!chat.answering.has(id)) composer.giveBack(id);
 tellLosses(chat.hasStore);
 if (!location.hash && chat.answering.size) history.replaceState(null, "", `#c/${[...chat.answering][0]}`);
 route();

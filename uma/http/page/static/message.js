@@ -16,8 +16,8 @@ const WORDLESS_MS = 1_000;
 /** So short a prompt is mostly read before one could say so. */
 const SHORT_PROMPT_TOKENS = 256;
 
-export const WITHOUT_OLDEST = "Go on without the oldest turns";
-export const WITH_SUMMARY = "Go on with a summary of them";
+const WITHOUT_OLDEST = "Go on without the oldest turns";
+const WITH_SUMMARY = "Go on with a summary of them";
 /** @type {Intl.DateTimeFormatOptions} */
 const WHEN = { dateStyle: "medium", timeStyle: "short" };
 

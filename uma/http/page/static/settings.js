@@ -1,6 +1,6 @@
 /** The sheet with a conversation's instructions and sampling settings, each with what it does. */
 
-import { byId, h, number } from "./dom.js";
+import { byId, copyOf, h, number } from "./dom.js";
 import { keep, kept } from "./local.js";
 
 /** Nothing is set: the server's and the model's own sampling holds. @type {Settings} */
@@ -8,7 +8,6 @@ export const DEFAULTS = { system: "", priority: 1, sampling: {}, reasoning: "aut
 
 const MAX_STOPS = 16;
 const PRESETS_KEY = "uma.presets";
-const MAX_NAME_CHARS = 60;
 /** What a server tells at most, where it is not known yet. */
 const MAX_LOGPROBS = 20;
 /** Beyond this a browser counts in steps, and writes what no server takes for a whole number. */
@@ -39,27 +38,7 @@ const FIELDS = /** @type {[string, string, string, boolean, string?][]} */ ([
   ["logprobs", "Token probabilities", "Marks each token by its probability, and tells likely ones in its place.", WHOLE, "off"],
 ]).map(([name, label, help, isWhole, empty]) => ({ name, label, help, isWhole, empty }));
 
-/** @typedef {{value: string | number, label: string, help: string}} Choice */
-
-/** @type {Choice[]} */
-const THINKING = [
-  { value: "auto", label: "Auto", help: "as the model does by default" },
-  { value: "off", label: "Off", help: "the model is asked to answer at once" },
-];
-
-/** @type {Choice[]} */
-const OVERFLOW = [
-  { value: "off", label: "Ask", help: "before anything is left out" },
-  { value: "auto", label: "Drop the oldest turns", help: "and say how many" },
-  { value: "compact", label: "Summarise the oldest turns", help: "by the model, whose summary is shown" },
-];
-
-/** @type {Choice[]} */
-const LANES = [
-  { value: 1, label: "Interactive", help: "before all other requests, where your key allows it" },
-  { value: 0, label: "Normal", help: "behind interactive requests" },
-  { value: -1, label: "Background", help: "behind all other requests" },
-];
+const LANES = [1, 0, -1];
 
 /** The numbers that a setting can be; without a server that tells, as far as it is known. @param {string} name @param {Info | undefined} info */
 function rangeOf(name, info) {
@@ -86,9 +65,8 @@ function rangeOf(name, info) {
 export function readSettings(raw, info, dropped = new Set()) {
   const { system = "", priority = 1, sampling = {}, reasoning, truncation, answers = 1 } = raw ?? {};
   if (!isRecord(sampling)) dropped.add("sampling");
-  const lane = LANES.find(({ value }) => value === priority);
   if (typeof system !== "string") dropped.add("instructions");
-  if (!lane) dropped.add("priority");
+  if (!LANES.includes(priority)) dropped.add("priority");
   const found = Object.entries(isRecord(sampling) ? sampling : {}).filter(([name, value]) => {
     const isKept =
       name === "stop" ? isStop(value) : name === "json_schema" ? isRecord(value) : isInRange(name, value, info);
@@ -97,7 +75,7 @@ export function readSettings(raw, info, dropped = new Set()) {
   });
   return {
     system: typeof system === "string" ? system : "",
-    priority: lane ? /** @type {-1 | 0 | 1} */ (lane.value) : 1,
+    priority: LANES.includes(priority) ? priority : 1,
     sampling: Object.fromEntries(found),
     reasoning: reasoning === "off" ? "off" : "auto",
     truncation: overflowOf(truncation),
@@ -160,47 +138,36 @@ export function openSettings(settings, info, onChange) {
   const dialog = byId("settings", HTMLDialogElement);
   const draft = structuredClone(settings);
   const changed = () => onChange(structuredClone(draft));
-  const reset = () => {
-    load({ ...structuredClone(DEFAULTS), system: draft.system });
-    byId("reset", HTMLButtonElement).focus(); // it was built again
-  };
   const load = (/** @type {Settings} */ chosen) => {
     Object.assign(draft, { answers: undefined }, chosen);
     changed();
     openSettings(draft, info, onChange);
   };
-  byId("settings-body", HTMLElement).replaceWith(
-    h(
-      "div",
-      { id: "settings-body", class: "sheet-body" },
-      instructions(draft, changed),
-      presets(draft, info, load),
-      h("p", { class: "help scope" }, "All below is for this conversation, and for new ones from now on."),
-      info?.capabilities.reasoning_switch &&
-        choice("Thinking", THINKING, draft.reasoning ?? "auto", (value) => {
-          draft.reasoning = value === "off" ? "off" : "auto";
-          changed();
-        }),
-      choice("When the context is full", OVERFLOW, draft.truncation ?? "off", (value) => {
-        draft.truncation = overflowOf(value);
-        changed();
-      }),
-      choice("Priority", LANES, draft.priority, (value) => {
-        draft.priority = /** @type {-1 | 0 | 1} */ (value);
-        changed();
-      }),
-      h(
-        "fieldset",
-        {},
-        h("legend", {}, "Sampling"),
-        h("p", { class: "help" }, "An empty field shows the default of the server and the model."),
-        h("div", { class: "numbers" }, ...fields(info).map((field) => numberField(field, draft, info, changed))),
-        stops(draft, changed),
-        info?.capabilities.grammars?.includes("json_schema") && schema(draft, changed),
-      ),
-      h("button", { type: "button", class: "button", id: "reset", onclick: reset }, "Back to the defaults"),
-    ),
-  );
+  const system = byId("system", HTMLTextAreaElement);
+  system.value = draft.system;
+  system.oninput = () => {
+    draft.system = system.value;
+    changed();
+  };
+  presets(draft, info, load);
+  byId("thinking-choice", HTMLFieldSetElement).hidden = !info?.capabilities.reasoning_switch;
+  choice("reasoning", draft.reasoning ?? "auto", (value) => {
+    draft.reasoning = value === "off" ? "off" : "auto";
+    changed();
+  });
+  choice("truncation", draft.truncation ?? "off", (value) => {
+    draft.truncation = overflowOf(value);
+    changed();
+  });
+  choice("priority", draft.priority, (value) => {
+    draft.priority = /** @type {-1 | 0 | 1} */ (Number(value));
+    changed();
+  });
+  byId("reset", HTMLButtonElement).onclick = () => load({ ...structuredClone(DEFAULTS), system: draft.system });
+  byId("numbers", HTMLElement).replaceChildren(...fields(info).map((field) => numberField(field, draft, info, changed)));
+  stops(draft, changed);
+  schema(draft, changed);
+  byId("schema-field", HTMLElement).hidden = !info?.capabilities.grammars?.includes("json_schema");
   if (!dialog.open) dialog.showModal();
 }
 
@@ -223,78 +190,39 @@ function keptPresets() {
 /** Instructions and settings under a name of one's own. @param {Settings} draft @param {Info | undefined} info @param {(settings: Settings) => void} load */
 function presets(draft, info, load) {
   const all = keptPresets();
+  const names = Object.keys(all);
+  const [choice, input] = [byId("preset", HTMLSelectElement), byId("preset-name", HTMLInputElement)];
+  const [put, remove] = [byId("save-preset", HTMLButtonElement), byId("delete-preset", HTMLButtonElement)];
   const save = (/** @type {Record<string, any>} */ changed) => {
     keep(PRESETS_KEY, JSON.stringify(changed));
     load(draft);
-    byId("preset-name", HTMLInputElement).focus();
+    input.focus();
   };
-  const names = Object.keys(all);
-  const choice = h("select", { id: "preset", "aria-label": "Preset" });
-  choice.append(
-    h("option", { value: "" }, "Choose a preset …"),
-    ...names.map((name) => h("option", { value: name }, name)),
-  );
-  choice.addEventListener("change", () => choice.value && load(readSettings(all[choice.value], info)));
-  const input = h("input", {
-    type: "text",
-    id: "preset-name",
-    maxlength: MAX_NAME_CHARS,
-    placeholder: "Name",
-    "aria-label": "Name of the preset",
-    "aria-describedby": "preset-help",
-  });
+  const none = h("option", { value: "" }, "Choose a preset …");
+  choice.replaceChildren(none, ...names.map((name) => h("option", { value: name }, name)));
+  choice.onchange = () => choice.value && load(readSettings(all[choice.value], info));
+  input.value = "";
   const name = () => input.value.trim();
-  const remove = () => save(Object.fromEntries(Object.entries(all).filter(([each]) => each !== name())));
-  const button = (/** @type {string} */ label, /** @type {() => void} */ run) =>
-    h("button", { type: "button", class: "button", onclick: () => name() && run() }, label);
-  const keepIt = button("Save", () => save({ ...all, [name()]: draft }));
-  const isNone = !names.length;
-  return h(
-    "fieldset",
-    { class: "field" },
-    h("legend", {}, "Presets"),
-    !isNone && choice,
-    h("div", { class: "preset-row" }, input, keepIt, !isNone && button("Delete", remove)),
-    h("p", { class: "help", id: "preset-help" }, "The instructions and all settings, kept in this browser under a name."),
-  );
-}
-
-/**
- * A control with its label above and its help below, which names it as `aria-describedby`.
- *
- * @param {string} id
- * @param {string} label
- * @param {string} help
- * @param {...HTMLElement} controls
- */
-function labelled(id, label, help, ...controls) {
-  return h(
-    "div",
-    { class: "field" },
-    h("label", { for: id }, label),
-    ...controls,
-    h("p", { class: "help", id: `${id}-help` }, help),
-  );
+  put.onclick = () => name() && save({ ...all, [name()]: draft });
+  remove.onclick = () => name() && save(Object.fromEntries(Object.entries(all).filter(([each]) => each !== name())));
+  choice.hidden = remove.hidden = !names.length;
 }
 
 /**
  * A setting that is a text, and what is wrong with it.
  *
- * @param {string} name @param {string} label @param {string} help @param {string} text
+ * @param {string} name @param {string} text
  * @param {(text: string) => string} set Sets it, and says what is wrong.
  */
-function textField(name, label, help, text, set) {
-  const id = `set-${name}`;
-  const fault = h("p", { class: "fault", id: `${id}-fault`, role: "alert" });
-  const area = h("textarea", {
-    ...{ id, rows: 3, spellcheck: "false", "aria-describedby": `${id}-help`, "aria-errormessage": `${id}-fault` },
-  });
+function textField(name, text, set) {
+  const [area, fault] = [byId(`set-${name}`, HTMLTextAreaElement), byId(`set-${name}-fault`, HTMLElement)];
+  const tell = (/** @type {string} */ words) => {
+    fault.textContent = words;
+    area.setAttribute("aria-invalid", String(words !== ""));
+  };
   area.value = text;
-  area.addEventListener("input", () => {
-    fault.textContent = set(area.value);
-    area.setAttribute("aria-invalid", String(fault.textContent !== ""));
-  });
-  return labelled(id, label, help, area, fault);
+  tell("");
+  area.oninput = () => tell(set(area.value));
 }
 
 /** @param {Settings} draft @param {() => void} changed */
@@ -312,65 +240,33 @@ function schema(draft, changed) {
     changed();
     return found === undefined || isRecord(found) ? "" : "Not set: it is no JSON object.";
   };
-  const help = 'The answer is JSON that follows this schema, as {"type": "object", "properties": …}. Empty: any text.';
-  return textField("json_schema", "JSON Schema", help, given ? JSON.stringify(given, null, 1) : "", set);
+  textField("json_schema", given ? JSON.stringify(given, null, 1) : "", set);
 }
 
-/** @param {Settings} draft @param {() => void} changed */
-function instructions(draft, changed) {
-  const area = h("textarea", {
-    id: "system",
-    dir: "auto",
-    rows: 4,
-    "aria-describedby": "system-help",
-    placeholder: "You are a helpful assistant.",
-  });
-  area.value = draft.system;
-  area.addEventListener("input", () => {
-    draft.system = area.value;
-    changed();
-  });
-  return labelled(
-    "system",
-    "Instructions (system prompt)",
-    "For this conversation alone. They stand before all of it; many models keep to them, small ones often do not.",
-    area,
-  );
-}
-
-/**
- * One of a few.
- *
- * @param {string} name
- * @param {Choice[]} choices
- * @param {string | number} chosen
- * @param {(value: string | number) => void} choose
- */
-function choice(name, choices, chosen, choose) {
-  const options = choices.map(({ value, label, help }) => {
-    const radio = h("input", { type: "radio", name, value, checked: chosen === value });
-    radio.addEventListener("change", () => choose(value));
-    return h("label", { class: "choice" }, radio, h("span", {}, h("b", {}, label), ` ${help}`));
-  });
-  return h("fieldset", { class: "field" }, h("legend", {}, name), ...options);
+/** One of a few, which stand in the sheet. @param {string} name @param {string | number} chosen @param {(value: string) => void} choose */
+function choice(name, chosen, choose) {
+  for (const radio of document.querySelectorAll(`#settings input[name=${name}]`)) {
+    if (!(radio instanceof HTMLInputElement)) continue;
+    radio.checked = radio.value === String(chosen);
+    radio.onchange = () => choose(radio.value);
+  }
 }
 
 /** @param {Field} field @param {Settings} draft @param {Info | undefined} info @param {() => void} changed */
 function numberField(field, draft, info, changed) {
   const { minimum, maximum } = rangeOf(field.name, info);
   const id = `set-${field.name}`;
-  const input = h("input", {
-    type: "number",
-    id,
-    inputmode: field.isWhole ? "numeric" : "decimal",
-    min: minimum,
-    max: maximum,
-    step: field.isWhole ? 1 : "any",
-    placeholder: field.empty ?? String(info?.sampling[field.name]?.default ?? ""),
-    "aria-describedby": `${id}-help`,
-    "aria-errormessage": `${id}-fault`,
-  });
-  const fault = h("p", { class: "fault", id: `${id}-fault`, role: "alert" });
+  const [element, part] = copyOf("number-field");
+  const [label, input, fault, help] = ["label", "value", "fault", "help"].map(part);
+  if (!(input instanceof HTMLInputElement)) throw new Error("#number-field has no input");
+  Object.assign(input, { id, min: minimum, max: maximum, inputMode: field.isWhole ? "numeric" : "decimal" });
+  input.step = field.isWhole ? "1" : "any";
+  input.placeholder = field.empty ?? String(info?.sampling[field.name]?.default ?? "");
+  input.setAttribute("aria-describedby", (help.id = `${id}-help`));
+  input.setAttribute("aria-errormessage", (fault.id = `${id}-fault`));
+  label.setAttribute("for", id);
+  label.textContent = field.label;
+  help.textContent = field.help;
   const check = () => {
     const { valid } = input.validity;
     input.setAttribute("aria-invalid", String(!valid));
@@ -387,7 +283,7 @@ function numberField(field, draft, info, changed) {
     else home[field.name] = Number(input.value);
     changed();
   });
-  return labelled(id, field.label, field.help, input, fault);
+  return element;
 }
 
 /** @param {Settings} draft @param {() => void} changed */
@@ -401,6 +297,5 @@ function stops(draft, changed) {
     const isTooMany = lines.length > MAX_STOPS;
     return isTooMany ? `Only the first ${MAX_STOPS} of these ${number(lines.length)} stop strings are set.` : "";
   };
-  const help = "One a line, 16 at most. The answer ends before any of them.";
-  return textField("stop", "Stop strings", help, Array.isArray(given) ? given.join("\n") : "", set);
+  textField("stop", Array.isArray(given) ? given.join("\n") : "", set);
 }
