@@ -658,7 +658,11 @@ def test_log_probabilities_come_on_standard_error(generate_here: RunInProcess) -
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (("--regex", "a(b"), "grammar.regex: unclosed group"),
+        (("--regex", "a(b"), "error: --regex: unclosed group"),
+        (
+            ("--json-schema", '{"type": "objct"}'),
+            "error: --json-schema: type: expected array, boolean, integer, null, ",
+        ),
         (("--json-schema", "/nowhere.json"), "/nowhere.json: cannot be read"),
         (("--regex", "a", "--choice", "b"), "not allowed with argument"),
         (("--logit-bias", "x"), "expected TOKEN=X"),

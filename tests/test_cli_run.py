@@ -66,7 +66,9 @@ def test_commands_to_try_can_be_pasted_as_they_are(
     announce(named, INFO)
     say.complain("no server listens there; start one with `uma run --socket /home/ada/uma.sock --model m`")
     shown = capsys.readouterr().err.splitlines()
-    assert set(banner(named.config, INFO)[-2:]) <= set(shown)
+    commands = set(banner(named.config, INFO)[-2:])
+    assert commands <= set(shown)
+    assert max(len(line) for line in set(shown) - commands if "`" not in line and "/" not in line) <= 40, "folded"
     assert any("`uma run --socket /home/ada/uma.sock --model m`" in line for line in shown)
 
 
@@ -83,7 +85,7 @@ def test_a_user_who_has_named_it_is_not_told_what_it_is() -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("--model", "/nowhere.gguf"), 2, "/nowhere.gguf: model not found"),
+        (("--model", "/nowhere.gguf", "--http", "127.0.0.1:0"), 2, "/nowhere.gguf: model not found"),
         (("--socket", "/"), 2, "is a directory"),
         (("--n-batch", "100000000"), 2, "--n-batch: 100000000 must be from 1 to"),
     ],

@@ -31,3 +31,4 @@ def test_openai_s_client_needs_no_v1(tiny: Path) -> None:
             claude = raw.ask("GET", "/models", **{"anthropic-version": "2023-06-01"}).json
             assert claude == raw.ask("GET", "/v1/models", **{"anthropic-version": "2023-06-01"}).json
             assert claude["has_more"] is False
+            assert "; /health answers 200 once" in raw.ask("GET", "/readyz").json["error"]["message"]

@@ -11,7 +11,7 @@ from typing import Protocol
 import attrs
 
 from uma.cli.sanitize import json_text, sanitize
-from uma.cli.table import print_table
+from uma.cli.table import GAP, print_wrapped
 from uma.client.http import HttpClient, read_key
 from uma.client.http_probe import HttpProbe
 from uma.client.probe import SocketProbe
@@ -22,6 +22,8 @@ from uma.errors import ConfigError
 from uma.types import ServerInfo
 
 COLUMNS = ("claim", "declared", "proven", "what was seen")
+WIDTHS = (36, 8, 6, 0)
+"""Length of these at least."""
 FALSE_CLAIM = 1
 
 
@@ -47,11 +49,14 @@ class Finding:
 
 def main(options: argparse.Namespace) -> int:
     """The command; its exit code."""
-    found = list(check(_probe(options)))
+    found: list[Finding] = []
+    for finding in check(_probe(options)):
+        if not options.json:  # each as it is found: some take long
+            for row in (_row(finding),) if found else (COLUMNS, _row(finding)):
+                print_wrapped(GAP.join(map(str.ljust, row, WIDTHS)))
+        found.append(finding)
     if options.json:
         print(json_text([attrs.asdict(finding) for finding in found], indent=2))
-    else:
-        print_table(COLUMNS, [_row(finding) for finding in found])
     wrong = [finding for finding in found if not finding.is_true]
     print(f"{len(found)} claims, {len(wrong)} false", file=sys.stderr)
     return FALSE_CLAIM if wrong else 0

@@ -7,6 +7,7 @@ errors go to standard error.
 from __future__ import annotations
 
 import argparse
+import re
 import select
 import signal
 import sys
@@ -210,6 +211,9 @@ async def _stream(
         if is_json:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
                 await output.write(as_json_line(error))
+        if isinstance(error, BadRequest):  # a form that cannot be used, by the option that asks for it
+            told = re.sub(r"^grammar\.(\w+)", lambda field: f"--{field[1].replace('_', '-')}", error.message)
+            raise BadRequest(told) from None
         raise
     if known and not is_json:
         output.end_line()

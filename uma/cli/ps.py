@@ -16,7 +16,7 @@ from uma.cli import say, words
 from uma.cli.listening import listening_sockets
 from uma.cli.options import load_settings
 from uma.cli.sanitize import json_text, sanitize_line
-from uma.cli.table import print_table
+from uma.cli.table import NOTE, print_table
 from uma.cli.trio_run import Interrupts, run
 from uma.client import connect, dialled
 from uma.config import Loaded
@@ -27,7 +27,7 @@ from uma.types import ListedModel
 ANSWER_SEC = 10.0
 """Maximum wait for one server's answer: one that hangs must not hide the others."""
 COLUMNS = ("pid", "model", "sessions", "since", "socket")
-MODEL_COLUMNS = ("model", "state", "memory", "at most", "requests", "")
+MODEL_COLUMNS = ("model", "state", "memory", "at most", "requests", NOTE)
 """Columns of the models of a server that has several; the last says when one leaves, or why it failed."""
 
 

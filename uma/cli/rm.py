@@ -7,7 +7,6 @@ import os
 import sys
 
 from uma.cli import say, words
-from uma.cli.sanitize import sanitize_line
 from uma.cli.table import print_wrapped
 from uma.config import BUILTIN
 from uma.errors import ConfigError, ModelError
@@ -37,5 +36,5 @@ def main(options: argparse.Namespace) -> int:
 def _agreed(question: str) -> bool:
     if not sys.stdin.isatty():
         raise ConfigError(f"{question} There is no terminal to ask on; say --yes")
-    print(f"uma: {sanitize_line(question)} [y/N] ", end="", file=sys.stderr, flush=True)
+    print_wrapped(f"uma: {question} [y/N] ", sys.stderr, end=" ")
     return sys.stdin.readline().strip().lower() in ("y", "yes")

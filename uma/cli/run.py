@@ -15,11 +15,12 @@ from uma.cli.default_model import check_folder, with_all
 from uma.cli.options import load_settings
 from uma.cli.sanitize import sanitize_line
 from uma.cli.source import shown_progress
-from uma.config import Loaded, ModelSettings, RuntimeConfig, default_socket
+from uma.config import ALL_MODELS, Loaded, ModelSettings, RuntimeConfig, default_socket
 from uma.engine.sizing import free_memory_bytes
 from uma.errors import ConfigError
+from uma.models import catalog
 from uma.server import run_server
-from uma.supervisor import open_models
+from uma.supervisor import open_models, shelf_of
 from uma.types import LoadProgress, ServerInfo
 
 
@@ -54,6 +55,11 @@ def _unloadable(loaded: Loaded) -> Loaded:
 
 def _serve(loaded: Loaded) -> int:
     config = loaded.config
+    # Before it listens: a model that is not here is no server that loads.
+    if not config.models:
+        catalog.resolve(config.model, os.environ)
+    elif config.models != ALL_MODELS:
+        shelf_of(config, loaded.models).read()
     opened = partial(open_models, tables=loaded.models) if config.models else None
     progress = LoadProgress() if config.models else shown_progress(config.model)
     if not config.http:
@@ -82,14 +88,15 @@ def announce(loaded: Loaded, info: ServerInfo, url: str = "") -> None:
     say.passing()
     if not words.is_json_log(loaded.config):
         notice = None if info.models else words.demonstration(info.model, loaded)
-        say.plain("\n".join(map(sanitize_line, banner(loaded.config, info, url))), folds=False)
+        for line in map(sanitize_line, banner(loaded.config, info, url)):
+            say.plain(line, folds=not line.startswith(("try ", f"{'':8}uma ")))  # commands to copy stay whole
         if notice is not None:
             say.plain(sanitize_line(notice))
 
 
 def _several(config: RuntimeConfig, info: ServerInfo) -> list[str]:
     folder = config.prefix_folder
-    kept = f"cache   {folder}, {config.cache_disk_mb:,} MiB at most; --cache-dir '' keeps none"
+    kept = f"cache   {folder}, {config.cache_disk_mb:,} MiB at most; `--cache-dir ''` keeps none"
     first, *others = info.models
     return [
         f"models  {words.names([f'{first} (default)', *others])}",

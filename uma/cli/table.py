@@ -18,6 +18,8 @@ from uma.cli.sanitize import sanitize_line
 
 GAP = "  "
 """Between two cells."""
+NOTE = "note"
+"""Name of a column of sentences, which need no name where each row is by itself."""
 LEAST_PROSE = 32
 """Minimum columns of a last column that wraps: below, its words would stand one below the other."""
 
@@ -36,10 +38,10 @@ def print_table(
         print(line, file=file)
 
 
-def print_wrapped(text: str, file: TextIO | None = None, indent: str = "  ") -> None:
-    """Write one line of prose, harmless, wrapped at words where `file` is a terminal."""
+def print_wrapped(text: str, file: TextIO | None = None, indent: str = "  ", end: str = "\n") -> None:
+    """Write one line of prose, harmless, wrapped at words where `file` is a terminal, and `end` at once."""
     file = sys.stdout if file is None else file
-    print("\n".join(wrapped(sanitize_line(text), width_of(file), indent)), file=file)
+    print("\n".join(wrapped(sanitize_line(text), width_of(file), indent)), end=end, file=file, flush=True)
 
 
 def width_of(file: TextIO) -> int | None:
@@ -120,7 +122,7 @@ def _below(columns: Mapping[str, Sequence[str]], width: int, spare: Sequence[str
     for missing in (None, *spare):
         left = [name for name in left if name != missing]
         told = [
-            GAP + " · ".join(f"{name} {cells[name]}".strip() for name in left if cells[name])
+            GAP + " · ".join(cells[name] if name == NOTE else f"{name} {cells[name]}" for name in left if cells[name])
             for cells in (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
         ]
         if max(map(len, told)) <= width:

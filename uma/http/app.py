@@ -179,8 +179,10 @@ _LEFT_OUT = {
     "/models/sse": "GET /models tells which models are loaded, and how far one is that is being loaded",
     "/cors-proxy": "other servers' answers are not fetched for a page",
     "/predict": "each request has a body of its own; ask /v1/chat/completions",
+    "/readyz": "/health answers 200 once requests are taken",
+    "/livez": "/health answers as long as the server runs",
 }
-"""Beginnings of llama-server's paths that are not here, and why."""
+"""Beginnings of paths of llama-server's and others' that are not here, and what is."""
 SHORTENED = frozenset(
     f"/v1/{each}"
     for each in (

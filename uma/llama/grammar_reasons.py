@@ -113,6 +113,8 @@ def in_plain_words(reason: str, *, has_places: bool = True) -> str:
     words = next((words for pattern, words in _OTHERS if re.search(pattern, rest)), rest)
     if match := re.fullmatch(r"Unimplemented keys: \[(.*)\]", words):
         words = f"not available: {match[1].replace(chr(34), '')}"
+    if match := re.fullmatch(r"Invalid type: (.*)", words):
+        words = f"type: expected array, boolean, integer, null, number, object or string, not {match[1]!r}"
     return _cut(place + words if has_places else words)
 
 
