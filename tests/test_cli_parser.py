@@ -11,7 +11,6 @@ import pytest
 
 from harness import RunInProcess, ServerProcess, run_to_end, uma_command
 from uma.cli import main
-from uma.cli.answer_options import ANSWER_FIELDS
 from uma.cli.options import SAMPLING_HELP, load_settings, sampling_of
 from uma.cli.parser import COMMANDS, GROUPS, CommandParser, build_parser
 from uma.config import SERVER_ONLY, Setting, settings
@@ -19,6 +18,8 @@ from uma.errors import ConfigError
 from uma.http.address import Address
 from uma.types import SAMPLER_FIELDS, SamplingParams
 
+ANSWER_FIELDS = {"grammar", "logprobs", "prompt_logprobs", "echo", "logit_bias", "n", "best_of"}
+"""Fields of `SamplingParams` that options about the form of the answer fill."""
 HEAVY = {"numpy", "llama_cpp", "rich", "trio", "prompt_toolkit", "cattrs", "orjson", "asyncio", "jinja2"}
 
 

@@ -10,12 +10,16 @@ from contract_world import N_VOCAB, last_output
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uma.contracts.parse import to_json
-from uma.contracts.response import BackendOutput, CompletionUsage, OutputChecker, parse_output
+from uma.contracts.parse import parse, to_json
+from uma.contracts.response import BackendOutput, CompletionUsage, OutputChecker, problems_of
 from uma.contracts.schema import contract_schemas
 from uma.errors import BadRequest, ContractViolation
 
 SCHEMA = jsonschema.Draft202012Validator(contract_schemas()["BackendOutput"])
+
+
+def parse_output(value: Any) -> BackendOutput:
+    return parse(value, BackendOutput, problems_of)
 
 
 def usage(prompt: int, completion: int) -> CompletionUsage:

@@ -16,9 +16,6 @@ from uma import json_text
 from uma.errors import ConfigError
 from uma.types import MAX_ANSWERS, MAX_LOGPROBS, Grammar, SamplingParams
 
-ANSWER_FIELDS = frozenset({"grammar", "logprobs", "prompt_logprobs", "echo", "logit_bias", "n", "best_of"})
-"""Fields of `SamplingParams` that these options fill."""
-
 
 def add_answer(parser: argparse.ArgumentParser) -> None:
     """Give `parser` the options."""

@@ -142,8 +142,7 @@ class Chat:
 
     def meet(self, opened: Opened) -> None:
         """Take a source into use, and introduce its model unless it is the same as before."""
-        info, before, is_named = opened.source.info, self.info, self.before is not None
-        is_named |= self.bond is not None and self.bond.name is not None
+        info, before, is_named = opened.source.info, self.info, self._is_switching
         self.model = opened.model if before is None or self.before is not None else self.model
         self.opened, self.info, self.before = opened, info, None
         self.bond = Bond(info.model, bool(info.models)) if opened.is_server else None
@@ -153,6 +152,11 @@ class Chat:
             self._introduce(info, place)
         elif not (is_named or (self.is_hung_up_on and info == before)):
             self.view.tell(f"{words.model_line(info.model)} · {place}")
+
+    @property
+    def _is_switching(self) -> bool:
+        """Whether the next question is the first to a model that was chosen by its name."""
+        return self.before is not None or (self.bond is not None and self.bond.name is not None)
 
     def _introduce(self, info: ServerInfo, place: str) -> None:
         model = info.model
@@ -352,11 +356,9 @@ class Chat:
             self.opened = None
             kept = ", and so is the answer up to here" if is_begun else ""
             self.view.tell(f"The conversation is kept{kept}. The next question looks for the server again.")
-        elif self.opened is None and self.before is not None and self.info is not None:
-            self.loaded, self.before = self.before, None
-            self.view.tell(f"The next question goes to {self.info.model.name} as before.")
-        elif self.opened is None and self.bond is not None and self.bond.name is not None and self.info is not None:
-            self.bond = Bond(self.info.model, is_one_of_several=True)
+        elif self.opened is None and self._is_switching and self.info is not None:
+            self.bond = None if self.bond is None else Bond(self.info.model, is_one_of_several=True)
+            self.loaded, self.before = self.before or self.loaded, None
             self.view.tell(f"The next question goes to {self.info.model.name} as before.")
         elif is_begun:
             self.view.tell("The answer up to here is kept.")

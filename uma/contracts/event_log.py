@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import attrs
 
-from uma.contracts.events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent, SequencedEvent, event_to_json
+from uma.contracts.events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent, SequencedEvent
 from uma.errors import ContractViolation
 
 CAPACITY_EVENTS = 4096
@@ -74,12 +73,6 @@ class CatchUp:
     events: tuple[KvEvent, ...]
     sequence: int
     is_snapshot: bool
-
-
-def catch_up_to_json(missed: CatchUp) -> dict[str, Any]:
-    """What JSON carries of it."""
-    events = [event_to_json(event) for event in missed.events]
-    return {"events": events, "sequence": missed.sequence, "is_snapshot": missed.is_snapshot}
 
 
 @attrs.define

@@ -11,11 +11,10 @@ from typing import Annotated, Any, Literal
 
 import attrs
 
-from uma.constraints import Json, Length, Range, show
+from uma.constraints import Length, Range, show
 from uma.contracts.parse import parse, to_json
 from uma.contracts.request import Tokens
 from uma.errors import BadRequest
-from uma.wrong import below
 
 Hash = Annotated[int, Range(-(2**63), 2**63 - 1)]
 Hashes = Annotated[tuple[Hash, ...], Length(1, None, "hashes")]
@@ -75,26 +74,6 @@ def parse_event(value: Any) -> KvEvent:
 def event_to_json(event: KvEvent) -> dict[str, Any]:
     """An event as what JSON carries."""
     return {"type": event.type, **to_json(event)}
-
-
-def sequenced_to_json(numbered: SequencedEvent) -> dict[str, Any]:
-    """A numbered event as what JSON carries."""
-    return {"sequence": numbered.sequence, "event": event_to_json(numbered.event)}
-
-
-def parse_sequenced(value: Any) -> SequencedEvent:
-    """A peer's numbered event. Raises `BadRequest` with a line for each wrong field."""
-    numbered = parse(value, _Numbered)
-    try:
-        return SequencedEvent(numbered.sequence, parse_event(numbered.event))
-    except BadRequest as error:
-        raise BadRequest(*below("event", error.lines)) from None
-
-
-@attrs.frozen
-class _Numbered:
-    sequence: Annotated[int, Range(1)]
-    event: Annotated[dict[str, Any], Json()]
 
 
 def _problems(event: KvEvent) -> Iterator[str]:

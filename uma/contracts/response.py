@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 import attrs
 
 from uma.constraints import Json, Range
-from uma.contracts.parse import parse
 from uma.contracts.request import Tokens
 from uma.errors import ContractViolation
 
@@ -61,11 +60,6 @@ class BackendOutput:
     finish_reason: OutputFinishReason | None = None
     completion_usage: CompletionUsage | None = None
     engine_data: Annotated[dict[str, Any], Json()] | None = None
-
-
-def parse_output(value: Any) -> BackendOutput:
-    """A backend's output. Raises `BadRequest` with a line for each wrong field or broken rule."""
-    return parse(value, BackendOutput, problems_of)
 
 
 def problems_of(output: BackendOutput) -> Iterator[str]:

@@ -254,8 +254,7 @@ class Runner:
                 if answer is None:
                     return
                 ended, used = _end_of(work.row, work.asked, answer)
-                if used is None:
-                    self.tally.refuse(work.size_bytes)
+                self.tally.refused_rows += used is None
                 self.tally.ignores(answer.ignored)
         finally:
             self.tally.end(begun, used)

@@ -124,8 +124,7 @@ class Tally:
     """Rows of these that have to be asked: the others are bad, or their results taken over; so are the bytes."""
     asked_bytes: int = 0
     refused_rows: int = 0
-    """Rows of these that were refused, which takes no time to speak of; so are the bytes."""
-    refused_bytes: int = 0
+    """Rows of these that were refused: they say nothing of the time that others take."""
     _ended_prompt_tokens: int = 0
     _ended_completion_tokens: int = 0
     _progress: dict[str, Progress] = attrs.field(factory=dict)
@@ -165,11 +164,6 @@ class Tally:
             self._lengths.add(begun.size_bytes, used.prompt_tokens + used.completion_tokens)
             self._ended_prompt_tokens += used.prompt_tokens
             self._ended_completion_tokens += used.completion_tokens
-
-    def refuse(self, size_bytes: int) -> None:
-        """A row that was asked is refused: it says nothing of the time that others take."""
-        self.refused_rows += 1
-        self.refused_bytes += size_bytes
 
     def note(self, progress: Mapping[str, Progress]) -> None:
         """How far the rows are that run, by their requests' ids."""
@@ -226,7 +220,8 @@ class Tally:
             return None
         now = time.monotonic() if now is None else now
         rows, n_bytes = self._unread()
-        rows, n_bytes = rows + self.asked_rows - self.refused_rows, n_bytes + self.asked_bytes - self.refused_bytes
+        answered = 1 - self.refused_rows / self.asked_rows
+        rows, n_bytes = answered * (rows + self.asked_rows), answered * (n_bytes + self.asked_bytes)
         growth = ended.growth
         every = (1 - growth) * rows + growth * (n_bytes * ended.n / ended.x if ended.x else rows)
         return (now - began) * max(0.0, every / min(self._done(now), every) - 1)
@@ -256,7 +251,7 @@ class Tally:
         n_bytes, rows = max(0.0, self.total_bytes - self.passed_bytes), max(0.0, self.total_rows - self.passed_rows)
         if not self.total_rows:
             rows = n_bytes * self.new_rows / self.new_bytes if self.new_bytes else 0.0
-        asked = (self.asked_rows - self.refused_rows) / self.new_rows
+        asked = self.asked_rows / self.new_rows
         return rows * asked, n_bytes * asked
 
 
