@@ -1,10 +1,12 @@
-"""KV events as a worker could send them, by hypothesis."""
+"""KV events as a worker could send them, by hypothesis, and a subscriber that applies them."""
 
 from __future__ import annotations
 
+import attrs
 from hypothesis import strategies as st
 
-from uma.contracts.events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
+from uma.contracts.event_log import BlockIndex, CatchUp
+from uma.contracts.events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent, SequencedEvent
 
 
 @st.composite
@@ -29,3 +31,29 @@ def histories(draw: st.DrawFn) -> list[KvEvent]:
                 parents.clear()
                 events.append(AllBlocksCleared())
     return events
+
+
+@attrs.define
+class Subscription:
+    """A subscriber's end: applies events in order, and notices where some are missing."""
+
+    index: BlockIndex = attrs.field(factory=BlockIndex)
+    sequence: int = 0
+
+    def take(self, numbered: SequencedEvent) -> bool:
+        """Apply an event. False: some before it are missing, so nothing was applied; ask for `catch_up(sequence)`.
+
+        An event that was seen already is skipped.
+        """
+        if numbered.sequence > self.sequence + 1:
+            return False
+        if numbered.sequence == self.sequence + 1:
+            self.index.apply(numbered.event)
+            self.sequence = numbered.sequence
+        return True
+
+    def catch_up(self, missed: CatchUp) -> None:
+        """Apply what a log's `catch_up` gave."""
+        for event in missed.events:
+            self.index.apply(event)
+        self.sequence = missed.sequence

@@ -11,11 +11,12 @@ import pytest
 import trio
 from engine_world import answers, ask, config_for, tokens_for
 from hypothesis.stateful import invariant, run_state_machine_as_test
+from kv_histories import Subscription
 from test_kv import PoolLives, SplitPoolLives, StatePoolLives
 
 from harness import PATIENCE_SEC
 from uma.contracts.blocks import chain
-from uma.contracts.event_log import BlockIndex, Subscription
+from uma.contracts.event_log import BlockIndex
 from uma.contracts.events import BlockRemoved, BlockStored, KvEvent
 from uma.engine import Engine, open_engine
 from uma.engine.kv import pool as pool_module

@@ -11,21 +11,20 @@ import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kv_histories import histories
+from kv_histories import Subscription, histories
 
 from uma.cli import main
 from uma.contracts.blocks import chain, content_hash, fnv1a_block_hash
-from uma.contracts.event_log import BlockIndex, EventLog, Subscription, merged
+from uma.contracts.event_log import BlockIndex, EventLog, merged
 from uma.contracts.events import (
     BlockRemoved,
     BlockStored,
     KvEvent,
     SequencedEvent,
-    event_to_json,
-    parse_event,
 )
+from uma.contracts.parse import to_json
 from uma.contracts.schema import contract_schemas
-from uma.errors import BadRequest, ContractViolation
+from uma.errors import ContractViolation
 
 PAGE = (Path(__file__).parents[2] / "docs" / "contracts.md").read_text(encoding="utf-8")
 SCHEMA = jsonschema.Draft202012Validator(contract_schemas()["KVCacheEvent"])
@@ -34,8 +33,8 @@ CATCH_UP = jsonschema.Draft202012Validator(contract_schemas()["CatchUp"])
 STORED: dict[str, Any] = {"type": "BlockStored", "block_hashes": [-5, 7], "token_ids": [1, 2, 3, 4], "block_size": 2}
 
 
-def as_read(value: Any) -> Any:
-    return json.loads(json.dumps(value))
+def as_read(event: KvEvent) -> Any:
+    return json.loads(json.dumps({"type": event.type, **to_json(event)}))
 
 
 # Schemas
@@ -44,36 +43,24 @@ def as_read(value: Any) -> Any:
 @pytest.mark.parametrize(
     "value", [STORED, {"type": "BlockRemoved", "block_hashes": [-5]}, {"type": "AllBlocksCleared"}]
 )
-def test_each_event_of_the_text_is_taken_and_comes_back(value: dict[str, Any]) -> None:
+def test_each_event_of_the_text_fits_the_schema(value: dict[str, Any]) -> None:
     assert SCHEMA.is_valid(value)
-    event = parse_event(value)
-    assert json.loads(json.dumps(event_to_json(event))) == value
 
 
 @pytest.mark.parametrize(
-    ("wrong", "line"),
+    "wrong",
     [
-        (STORED | {"type": "BlockEaten"}, "type: expected one of BlockStored, BlockRemoved, AllBlocksCleared, not"),
-        (STORED | {"block_hashes": []}, "block_hashes: must have 1 or more hashes, not 0"),
-        (STORED | {"block_hashes": [2**63, 1]}, "block_hashes[0]: "),
-        (STORED | {"block_size": 0}, "block_size: 0 must be 1 or more"),
-        (STORED | {"token_ids": [1, 2, 3, -4]}, "token_ids[3]: -4 must be 0 or more"),
-        (STORED | {"colour": 1}, "colour: is not a field of BlockStored"),
-        ({"type": "BlockRemoved"}, "block_hashes: is required"),
+        STORED | {"type": "BlockEaten"},
+        STORED | {"block_hashes": []},
+        STORED | {"block_hashes": [2**63, 1]},
+        STORED | {"block_size": 0},
+        STORED | {"token_ids": [1, 2, 3, -4]},
+        STORED | {"colour": 1},
+        {"type": "BlockRemoved"},
     ],
 )
-def test_a_wrong_event_is_refused_by_parser_and_schema(wrong: dict[str, Any], line: str) -> None:
-    with pytest.raises(BadRequest) as refused:
-        parse_event(wrong)
-    assert refused.value.message.startswith(line)
+def test_a_wrong_event_does_not_fit_the_schema(wrong: dict[str, Any]) -> None:
     assert not SCHEMA.is_valid(wrong)
-
-
-def test_blocks_that_are_not_whole_or_named_twice_are_refused() -> None:
-    with pytest.raises(BadRequest, match="3 tokens for 2 blocks of 2, which take 4"):
-        parse_event(STORED | {"token_ids": [1, 2, 3]})
-    with pytest.raises(BadRequest, match="names a block twice"):
-        parse_event(STORED | {"block_hashes": [7, 7]})
 
 
 # Hashes
@@ -132,9 +119,9 @@ def test_numbered_events_and_what_was_missed_travel_as_json(history: list[KvEven
     log = EventLog(capacity=5)
     for event in history:
         numbered = log.append(event)
-        assert SEQUENCED.is_valid({"sequence": numbered.sequence, "event": as_read(event_to_json(numbered.event))})
+        assert SEQUENCED.is_valid({"sequence": numbered.sequence, "event": as_read(numbered.event)})
     missed = log.catch_up(min(after, log.sequence))
-    events = [as_read(event_to_json(event)) for event in missed.events]
+    events = [as_read(event) for event in missed.events]
     assert CATCH_UP.is_valid({"events": events, "sequence": missed.sequence, "is_snapshot": missed.is_snapshot})
 
 
@@ -171,7 +158,7 @@ def test_merged_events_are_the_same_changes(history: list[KvEvent]) -> None:
     assert whole.blocks == short.blocks
     assert len(fewer) <= len(history)
     for event in fewer:
-        assert parse_event(event_to_json(event)) == event
+        assert SCHEMA.is_valid(as_read(event))
 
 
 def test_an_event_that_came_already_changes_nothing() -> None:

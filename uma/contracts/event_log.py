@@ -1,4 +1,4 @@
-"""Both ends of a stream of KV events: the worker's bounded log, and what a subscriber makes of it.
+"""A worker's end of a stream of KV events: its bounded log, and what a subscriber that was away is told.
 
 The log keeps the last events and what they add up to. A subscriber that was away for a short time gets what it missed;
 one that joins late, or missed more than the log keeps, gets a snapshot: everything cleared, then all that is held.
@@ -104,32 +104,6 @@ class EventLog:
                 tuple(event.event for event in self._recent if event.sequence > after), self.sequence, is_snapshot=False
             )
         return CatchUp(tuple(self.index.as_events()), self.sequence, is_snapshot=True)
-
-
-@attrs.define
-class Subscription:
-    """A subscriber's end: applies events in order, and notices where some are missing."""
-
-    index: BlockIndex = attrs.field(factory=BlockIndex)
-    sequence: int = 0
-
-    def take(self, numbered: SequencedEvent) -> bool:
-        """Apply an event. False: some before it are missing, so nothing was applied; ask for `catch_up(sequence)`.
-
-        An event that was seen already is skipped.
-        """
-        if numbered.sequence > self.sequence + 1:
-            return False
-        if numbered.sequence == self.sequence + 1:
-            self.index.apply(numbered.event)
-            self.sequence = numbered.sequence
-        return True
-
-    def catch_up(self, missed: CatchUp) -> None:
-        """Apply what a log's `catch_up` gave."""
-        for event in missed.events:
-            self.index.apply(event)
-        self.sequence = missed.sequence
 
 
 def merged(events: Sequence[KvEvent]) -> list[KvEvent]:

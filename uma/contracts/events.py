@@ -6,15 +6,12 @@ children and removed after them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import attrs
 
-from uma.constraints import Length, Range, show
-from uma.contracts.parse import parse, to_json
+from uma.constraints import Length, Range
 from uma.contracts.request import Tokens
-from uma.errors import BadRequest
 
 Hash = Annotated[int, Range(-(2**63), 2**63 - 1)]
 Hashes = Annotated[tuple[Hash, ...], Length(1, None, "hashes")]
@@ -59,31 +56,3 @@ class SequencedEvent:
 
     sequence: int
     event: KvEvent
-
-
-def parse_event(value: Any) -> KvEvent:
-    """A peer's event. Raises `BadRequest` with a line for each wrong field."""
-    kind = value.get("type") if isinstance(value, Mapping) else None
-    if not isinstance(kind, str) or kind not in KV_EVENTS:
-        raise BadRequest.at("type", f"expected one of {', '.join(KV_EVENTS)}, not {show(kind)}")
-    cls: type[Any] = KV_EVENTS[kind]
-    event: KvEvent = parse(value, cls, _problems)
-    return event
-
-
-def event_to_json(event: KvEvent) -> dict[str, Any]:
-    """An event as what JSON carries."""
-    return {"type": event.type, **to_json(event)}
-
-
-def _problems(event: KvEvent) -> Iterator[str]:
-    if not isinstance(event, BlockStored):
-        return
-    expected = len(event.block_hashes) * event.block_size
-    if len(event.token_ids) != expected:
-        yield (
-            f"token_ids: {len(event.token_ids)} tokens for {len(event.block_hashes)} blocks of {event.block_size}, "
-            f"which take {expected}"
-        )
-    if len(set(event.block_hashes)) < len(event.block_hashes):
-        yield "block_hashes: names a block twice"
