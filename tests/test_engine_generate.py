@@ -217,7 +217,7 @@ async def test_a_prompt_that_can_never_fit_is_refused(tiny: Path) -> None:
             await answer(engine, ask("long " * 2_000))
         most = engine.info.model.context_length
     async with open_engine(config_for(tiny, n_ctx=2 * most)) as engine:
-        with pytest.raises(PromptTooLarge, match="no --n-ctx extends this one's own limit"):
+        with pytest.raises(PromptTooLarge, match=r"this one takes [0-9,]+ tokens, whatever --n-ctx says"):
             await answer(engine, ask(tokens_for(1, most)))
 
 

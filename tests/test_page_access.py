@@ -196,6 +196,7 @@ def test_an_answer_is_stopped_repeated_branched_and_kept_by_keyboard(
         page.keyboard.press("ArrowUp")
         expect(page.get_by_label("Your question")).to_have_value("Tell me a story about a fox")
         page.keyboard.press("Escape")
+        expect(page.get_by_label("Message", exact=True)).to_be_focused()
         tab_to(page, "Branch off into a new chat")
         page.keyboard.press("Enter")
         expect(page.locator("#title")).to_have_text("Tell me a story about a fox (branch)")
@@ -239,7 +240,7 @@ def test_what_is_said_aloud(browser: Browser, http_server: HttpServer) -> None:
 
 @pytest.mark.parametrize(
     ("most_tokens", "is_stopped", "told"),
-    [(9, False, "The answer was cut at its greatest length: 9 tokens."), (1_900, True, "The answer was stopped: ")],
+    [(9, False, "The answer was cut off at its limit: 9 tokens."), (1_900, True, "The answer was stopped: ")],
 )
 def test_an_end_that_is_none_of_its_own_is_said_aloud(
     browser: Browser, http_server: HttpServer, most_tokens: int, is_stopped: bool, told: str

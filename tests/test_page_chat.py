@@ -549,6 +549,12 @@ def check_program_in_live_view(here: Visitor) -> None:
             assert violations(page) == []
         finally:  # where axe is missing, the request would go on for ever
             lane.get_by_role("button", name="End aider/0.86", exact=True).click()
+            asks = page.get_by_role("dialog", name="End aider/0.86?")
+            expect(asks).to_be_visible()
+            assert violations(page) == []
+            page.keyboard.press("Escape")  # nothing is ended by it
+            lane.get_by_role("button", name="End aider/0.86", exact=True).click()
+            asks.get_by_role("button", name="End it").click()
         assert asked.result().status_code == 410
-        expect(lane.locator(".lane-state")).to_have_text("ended")
+        expect(lane.locator(".lane-state")).to_have_text("ended by you")
         expect(lane.get_by_role("button")).to_have_count(0)

@@ -37,7 +37,7 @@ def test_a_double_click_on_send_asks_and_leaves_the_answer_to_be_stopped_later(
     page.locator(".is-writing .block").first.wait_for()
     expect(page.locator(".figures")).to_contain_text("1,900 tokens")
     assert http_server.process.metrics()["requests_total"] == begun + 1
-    expect(page.locator(".note")).to_contain_text("greatest length")
+    expect(page.locator(".note")).to_contain_text("The answer was cut off after 1,900 tokens")
 
 
 def test_a_double_click_on_branch_off_makes_one_branch(here: Visitor) -> None:

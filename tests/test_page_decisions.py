@@ -32,10 +32,19 @@ def test_questions_of_a_text_are_decided_and_drawn(here: Visitor) -> None:
     expect(shown.nth(2).locator(".is-likeliest")).to_contain_text(
         ["calm", "annoyed", "furious"][shares.index(max(shares))]
     )
+    name = page.locator("#model").inner_text()
+    expect(sheet.locator("#decides")).to_have_text(name)
+    expect(sheet.locator("#decided > .help")).to_contain_text(f"{name} read ")
+    expect(shown.nth(0)).to_be_in_viewport()
     assert violations(page) == []
-    sheet.get_by_label("Questions").fill("Which? = one")
+    wrong = ["Which? = one", "Good?", "How? = 5..1", "Who? = I, you, I"]
+    sheet.get_by_label("Questions").fill("\n".join(wrong))
     sheet.get_by_role("button", name="Decide").click()
-    expect(sheet.locator(".fault")).to_have_text("“Which? = one”: must have 2 to 255 choices, not 1")
+    for line, words in zip(wrong, ("one option is no choice", None, "levels rise", "“I” is there twice"), strict=True):
+        told = sheet.locator(".fault", has_text=f"“{line}”: {words or ''}")
+        expect(told).to_have_count(0 if words is None else 1)
+    expect(sheet.locator(".fault")).to_be_in_viewport()
+    sheet.get_by_label("Questions").fill("Good?")
     page.route("**/v1/decisions", lambda route: None)  # it is on its way
     button = sheet.locator("#decide-now")
     button.press("Enter")
@@ -46,4 +55,3 @@ def test_questions_of_a_text_are_decided_and_drawn(here: Visitor) -> None:
     expect(sheet.locator("#decided")).to_have_text("Stopped.")
     expect(button).to_have_text("Decide")
     expect(button).to_be_focused()
-    here.problems.clear()  # Chromium's own line about the refusal

@@ -171,6 +171,7 @@ def test_a_storm_is_seen_in_the_browser(browser: Browser, narrow_server: HttpSer
         asked = [pool.submit(ask, narrow_server, number, "elk") for number in range(STORM)]
         page.locator(".lane").first.wait_for()
         page.locator(".lane-state", has_text="writing").first.wait_for()
+        page.locator(".lane.is-over .lane-state", has_text="finished, as long as it could be").first.wait_for()
         for each in asked:
             each.result()
         # What was computed is on the canvas in the colours of the legend.
@@ -487,7 +488,8 @@ def test_a_question_that_waits_says_what_for_and_the_live_view_can_end_that(brow
             page.set_viewport_size({"width": size, "height": 844})
             assert page.evaluate(COVERED) == [], size
         page.get_by_role("button", name="End One").press("Enter")
-        expect(page.get_by_role("region", name="Requests and figures")).to_be_focused()  # the button is gone
+        expect(page.get_by_role("button", name="End Two")).to_be_focused()  # its own is gone
+        expect(lanes.filter(has_text="this page: One").locator(".lane-state")).to_have_text("ended by you")
         expect(lanes.filter(has_text="this page: Two").locator(".lane-state")).to_have_text("writing")
         page.get_by_role("link", name="Chat").click()
         page.locator(".is-writing .block").first.wait_for()

@@ -182,4 +182,4 @@ def test_the_live_view_names_a_model_that_is_waited_for(here: Visitor) -> None:
     expect(page.get_by_role("list", name="Models").get_by_role("listitem")).to_contain_text(told)
     expect(page.locator("#cells-layout")).to_have_text("of all models")
     expect(page.locator("#live-nothing")).to_be_hidden()
-    expect(page.get_by_text("KV cache")).to_be_hidden()
+    expect(page.locator("#cells-title")).to_be_hidden()

@@ -453,6 +453,7 @@ def test_the_text_of_a_draft_outlives_a_reload_where_its_files_are_too_large(her
     page.get_by_label("Message", exact=True).fill("Half a tho")
     page.locator("#attach-file").set_input_files(payload("long.txt", "Olga " * 10_000))
     expect(page.locator("#attached")).to_contain_text("long.txt")
+    expect(page.locator("#attached .fault")).to_contain_text("Too long: the model reads at most ")
     page.reload()
     expect(page.get_by_label("Message", exact=True)).to_have_value("Half a tho")
     expect(page.locator("#attached")).to_be_hidden()

@@ -76,4 +76,4 @@ def _times(count: int) -> str:
 
 def seconds(ms: float) -> str:
     """A time with its unit."""
-    return f"{ms / 1000:.2f} s" if ms >= 1000 else f"{ms:.1f} ms"
+    return f"{ms / 1000:.1f} s" if ms >= 1000 else f"{ms:.1f} ms"

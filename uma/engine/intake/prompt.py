@@ -66,7 +66,7 @@ MAX_CUTS = 4
 def roomier(model: Model, max_tokens: int) -> str:
     """What to do for a context of more than `max_tokens`."""
     if 0 < model.n_ctx_train <= max_tokens:
-        return "use another model: no --n-ctx extends this one's own limit"
+        return f"use a model with a longer context: this one takes {model.n_ctx_train:,} tokens, whatever --n-ctx says"
     return "run with a larger --n-ctx"
 
 

@@ -226,7 +226,8 @@ class Page:
         found = await self.gateway.source.explain(id)
         if http.account is not None:
             found = attrs.evolve(found, beside=(), preempted_by="")
-        await http.answer_json({"spent": _spent(found), "sentences": list(sentences(found))}, headers=[NO_CACHE])
+        told = {"spent": _spent(found), "sentences": list(sentences(found)), "reason": found.reason}
+        await http.answer_json(told, headers=[NO_CACHE])
 
     def _answer(self, http: Exchange) -> PageAnswer:
         return self.answers.find(http.scope["path_params"]["token"], http.account)
@@ -408,9 +409,9 @@ def _waits(request: RunningRequest, activity: Activity) -> dict[str, Any]:
 
 
 def _spent(found: Explained) -> list[str]:
-    """What most of a request's time went to, the longest first."""
-    parts = sorted(found.spent_ms.items(), key=lambda part: -part[1])
-    return [f"{seconds(ms)}: {CAUSES.get(cause, cause)}" for cause, ms in parts if ms >= TOLD_SHARE * found.age_ms]
+    """What most of a request's time went to, in the order of its life."""
+    told = [(cause, ms) for cause, ms in found.spent_ms.items() if ms >= TOLD_SHARE * found.age_ms]
+    return [f"{seconds(ms)}: {CAUSES.get(cause, cause)}" for cause, ms in told]
 
 
 def default_sampling(info: ServerInfo) -> dict[str, float]:

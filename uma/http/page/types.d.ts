@@ -274,6 +274,8 @@ interface Own {
   title?: string;
   stop(): void;
   hurry?: () => void;
+  /** How it has ended, in words. */
+  howEnded?: () => Promise<string>;
 }
 
 /** Of the palette; those of one group follow on each other. */

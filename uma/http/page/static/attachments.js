@@ -34,22 +34,24 @@ function encodingsOf(head) {
   return ["utf-8", "windows-1252"]; // which Latin-1 is a part of
 }
 
-/** A file's name, and how much a model has to read of it. @param {Attachment} file */
-export function labelOf({ name, text, tokens }) {
+/** A file's name, and how much a model has to read of it. @param {Attachment} file @param {number} [most] Tokens that the model can read. */
+export function labelOf({ name, text, tokens }, most = Infinity) {
   const bytes = new Blob([text]).size;
   const size = bytes < 1_000 ? `${bytes} bytes` : `${number(bytes / 1_000, bytes < 10_000 ? 1 : 0)} KB`;
   // While no model is there to count them: about as many as texts have as a rule.
-  const count = tokens === undefined ? `about ${number(Number((bytes / BYTES_A_TOKEN).toPrecision(2)))}` : number(tokens);
-  return [icon("file"), h("span", {}, name), h("span", { class: "extent" }, `${size} · ${count} tokens`)];
+  const known = tokens ?? Number((bytes / BYTES_A_TOKEN).toPrecision(2));
+  const extent = `${size} · ${tokens === undefined ? "about " : ""}${number(known)} tokens`;
+  const fault = known > most && h("span", { class: "fault" }, `Too long: the model reads at most ${number(most)}`);
+  return [icon("file"), h("span", {}, name), h("span", { class: "extent" }, extent), ...(fault ? [fault] : [])];
 }
 
-/** Show `files` in `list`. @param {HTMLElement} list @param {Attachment[]} files @param {(file: Attachment) => void} remove */
-export function showFiles(list, files, remove) {
+/** Show `files` in `list`. @param {HTMLElement} list @param {Attachment[]} files @param {(file: Attachment) => void} remove @param {number} [most] As for `labelOf`. */
+export function showFiles(list, files, remove, most) {
   const items = files.map((file) =>
     h(
       "li",
       { class: file.image ? "file is-picture" : "file", title: file.name },
-      ...(file.image ? [thumbnail(file)] : labelOf(file)),
+      ...(file.image ? [thumbnail(file)] : labelOf(file, most)),
       iconButton("x", `Remove ${file.name}`, () => remove(file), "small"),
     ),
   );

@@ -420,21 +420,14 @@ export class Chat {
   welcome() {
     const list = byId("ideas", HTMLElement);
     list.hidden = this.empty.hidden;
-    if (this.empty.hidden) {
-      this.empty.replaceChildren();
-      list.replaceChildren();
-      return;
-    }
+    const isBase = this.does.info()?.capabilities.chat === false;
+    byId("welcome", HTMLElement).textContent = isBase ? "How does the text begin?" : "What would you like to know?";
+    byId("whose", HTMLElement).textContent = isHere() ? "this" : "the server’s";
     const texts = this.does.suggestions();
     const shown = [...list.children].map((each) => each.textContent);
     if (texts.join() === shown.join()) return;
     const ideas = texts.map((text) =>
       h("button", { type: "button", class: "idea", onclick: () => this.send(text, []) }, text),
-    );
-    const isBase = this.does.info()?.capabilities.chat === false;
-    this.empty.replaceChildren(
-      h("h2", {}, isBase ? "How does the text begin?" : "What would you like to know?"),
-      h("p", {}, `The model runs on ${isHere() ? "this" : "the server’s"} machine. Conversations stay in this browser.`),
     );
     list.replaceChildren(...ideas);
   }

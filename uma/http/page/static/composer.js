@@ -31,9 +31,9 @@ export class Composer {
     this.drafts = new Drafts(() => this.writing);
     this.isAnswering = false;
     this.queue = byId("queued", HTMLUListElement);
-    this.hint = byId("hint", HTMLElement);
     this.clickedAt = -Infinity;
     this.maxBytes = MAX_TEXT_BYTES;
+    this.maxTokens = Infinity;
     /** The model whose tokens the files are told in. */
     this.countedFor = "";
     /** Files that are still being read, which a message waits for. */
@@ -186,10 +186,8 @@ export class Composer {
       this.button.replaceChildren(icon(isAnswering ? "stop" : "send"));
     }
     this.fit();
-    const words = isAnswering
-      ? "Enter sends this once the answer ends, Escape stops the answer."
-      : "Enter sends, Shift and Enter begin a new line, Ctrl and / show all keyboard shortcuts.";
-    if (this.hint.textContent !== words) this.hint.textContent = words;
+    byId("hint", HTMLElement).hidden = isAnswering;
+    byId("hint-answering", HTMLElement).hidden = !isAnswering;
   }
 
   /** For whatever has no better place for the focus. A touch screen's keyboard stays away until the box is touched. */
@@ -313,11 +311,12 @@ export class Composer {
   }
 
   showFiles() {
-    showFiles(this.list, this.files, (file) => {
+    const remove = (/** @type {Attachment} */ file) => {
       this.files.splice(this.files.indexOf(file), 1);
       this.showFiles();
       this.input.focus();
-    });
+    };
+    showFiles(this.list, this.files, remove, this.maxTokens);
     this.fit();
   }
 }

@@ -3,10 +3,11 @@
 import { ApiError, ask } from "./api.js";
 import { byId, duration, h, number } from "./dom.js";
 
-const MEANING =
-  "These probabilities are not calibrated: of answers at 90 %, nine in ten need not be right. Try texts whose answers you know, and choose a threshold by them.";
+/** Levels of a question, at most. */
+const MAX_LEVELS = 255;
 /** Below this the model would rather have said something else. */
 const LEAST_MASS = 0.5;
+const AMISS = "The model would rather have answered something else: it may not have understood the question.";
 
 /** The sheet, which keeps what was written in it. @param {() => string} model The name of the one that is asked. @param {() => boolean} isLoaded */
 export function listenForDecisions(model, isLoaded) {
@@ -15,33 +16,43 @@ export function listenForDecisions(model, isLoaded) {
   const button = byId("decide-now", HTMLButtonElement);
   /** What ends the questions that are asked. @type {AbortController | undefined} */
   let asking;
-  byId("decide", HTMLElement).addEventListener("click", () => dialog.showModal());
+  const show = (/** @type {HTMLElement[]} */ ...parts) => {
+    found.replaceChildren(...parts);
+    found.scrollIntoView({ block: "nearest" }); // below a long text it would not be seen
+  };
+  byId("decide", HTMLElement).addEventListener("click", () => {
+    byId("decides", HTMLElement).textContent = model() || "The model";
+    dialog.showModal();
+  });
   byId("decisions-form", HTMLFormElement).addEventListener("submit", async (event) => {
     event.preventDefault();
     if (asking) return asking.abort();
-    asking = new AbortController();
-    const { signal } = asking;
     const questions = byId("decided-questions", HTMLTextAreaElement).value;
     const lines = questions.split("\n").map((line) => line.trim()).filter(Boolean);
+    const faults = lines.flatMap((line) => faultOf(questionOf(line), line) ?? []);
+    if (faults.length) return show(h("p", { class: "fault" }, faults.join("\n")));
+    asking = new AbortController();
+    const { signal } = asking;
     button.textContent = "Stop";
     const began = Date.now();
     const clock = h("span", { "aria-hidden": "true" });
     const ticking = setInterval(() => (clock.textContent = ` ${duration(Date.now() - began)}`), 1_000);
     const first = isLoaded() ? "" : `${model()} is loaded first. `;
     const asked = lines.length === 1 ? "the question" : `${number(lines.length)} questions`;
-    found.replaceChildren(h("p", { class: "help" }, h("span", { class: "pulse" }), `${first}The model reads the text and ${asked} …`, clock));
+    show(h("p", { class: "help" }, h("span", { class: "pulse" }), `${first}The model reads the text and ${asked} …`, clock));
     try {
       const input = byId("decided-text", HTMLTextAreaElement).value;
       const body = { model: model(), input, questions: lines.map(questionOf) };
-      const { answers, usage } = await ask("v1/decisions", body, signal);
+      const { answers, usage, model: name } = await ask("v1/decisions", body, signal);
       const { input_tokens: read, input_tokens_details: details } = usage;
-      const extent = `${number(read)} tokens were read, ${number(details.cached_tokens)} of them from the cache.`;
+      const extent = `${name} read ${number(read)} tokens, ${number(details.cached_tokens)} of them from the cache.`;
       const shown = lines.map((line, at) => decision(line.split(" = ")[0], answers[at]));
-      found.replaceChildren(...shown, h("p", { class: "help" }, `${extent} ${MEANING}`));
+      show(...shown, h("p", { class: "help" }, extent));
     } catch (error) {
       if (!signal.aborted && !(error instanceof ApiError)) throw error;
-      const words = error instanceof ApiError ? faultOf(error.message, lines) : "Stopped.";
-      found.replaceChildren(h("p", { class: signal.aborted ? "help" : "fault" }, words));
+      const named = (/** @type {string} */ _, /** @type {string} */ at) => `“${lines[Number(at)]}”`; // in place of its number
+      const words = error instanceof ApiError ? error.message.replace(/questions\[(\d+)\][\w.[\]]*/g, named) : "Stopped.";
+      show(h("p", { class: signal.aborted ? "help" : "fault" }, words));
     }
     clearInterval(ticking);
     asking = undefined;
@@ -49,24 +60,29 @@ export function listenForDecisions(model, isLoaded) {
   });
 }
 
-/** What the server has against a question, with its line in place of its number. @param {string} message @param {string[]} lines */
-function faultOf(message, lines) {
-  return message.replace(/questions\[(\d+)\][\w.[\]]*/g, (_, at) => `“${lines[at]}”`);
+/** What is wrong with a line, where the server would refuse the question in words of its own fields. @param {ReturnType<typeof questionOf>} question @param {string} line */
+function faultOf({ levels, choices }, line) {
+  const labels = levels?.map(({ label }) => label) ?? choices?.map(({ value }) => value);
+  const twice = labels?.find((each, at) => labels.indexOf(each) < at);
+  if (/=\s*\d+\.\.\d+$/.test(line) && !levels) return `“${line}”: levels rise, from the least to the highest, at most 255 of them: “= 1..5”.`;
+  if (labels && labels.length < 2) return `“${line}”: one option is no choice. Give two or more, as “= billing, shipping”, or none for yes or no.`;
+  return twice && `“${line}”: “${twice}” is there twice.`;
 }
 
 /** What a line asks, as the server takes it. @param {string} line */
 function questionOf(line) {
   const [instructions, options = ""] = line.split(/\s+=\s+(.*)/);
   const [, first, last] = /^(\d+)\.\.(\d+)$/.exec(options) ?? [];
-  const range = Array.from({ length: Math.max(0, Math.min(255, Number(last) - Number(first) + 1)) || 0 });
-  const labels = range.length ? range.map((_, at) => String(Number(first) + at)) : options.split(/\s*[<,]\s*/).filter(Boolean);
+  const extent = Number(last) - Number(first) + 1; // NaN without a range
+  const isRange = extent > 1 && extent <= MAX_LEVELS;
+  const labels = isRange ? Array.from({ length: extent }, (_, at) => String(Number(first) + at)) : options.split(/\s*[<,]\s*/).filter(Boolean);
   if (!labels.length) return { type: "predicate", instructions };
-  if (range.length || options.includes("<")) return { type: "score", instructions, levels: labels.map((label) => ({ label })) };
+  if (isRange || options.includes("<")) return { type: "score", instructions, levels: labels.map((label) => ({ label })) };
   return { type: "choice", instructions, choices: labels.map((value) => ({ value })) };
 }
 
 /** The probabilities of one question as bars. @param {string} name @param {any} answer */
-function decision(name, { probability, probabilities, diagnostics, confidence }) {
+function decision(name, { probability, probabilities, diagnostics }) {
   /** @type {[string, number][]} */
   const parts = probabilities
     ? probabilities.map((/** @type {any} */ each) => [each.label ?? String(each.value), each.probability])
@@ -83,15 +99,11 @@ function decision(name, { probability, probabilities, diagnostics, confidence })
       h("span", { class: "share" }, `${number(100 * share, 1)} %`),
     );
   });
-  const notes = [
-    confidence !== undefined && `Confidence ${number(confidence, 2)}.`,
-    diagnostics.label_mass < LEAST_MASS && "The model would rather have answered something else: it may not have understood the question.",
-  ].filter(Boolean);
   return h(
     "section",
     { class: "decision" },
     h("h3", { dir: "auto" }, name),
     h("ul", {}, ...rows),
-    notes.length > 0 && h("p", { class: "help" }, notes.join(" ")),
+    diagnostics.label_mass < LEAST_MASS && h("p", { class: "help" }, AMISS),
   );
 }

@@ -1,6 +1,6 @@
 /** What was begun and not sent yet, and what is sent once an answer ends. It outlives a reload of its window, and is no
- * other window's: two of them would overwrite each other's, or send the same twice. Where the browser keeps nothing, it
- * lasts as long as the page. */
+ * other window's: two of them would overwrite each other's. Where the browser keeps nothing, it lasts as long as the
+ * page. */
 
 import { isAttachment } from "./pictures.js";
 

@@ -1,7 +1,7 @@
 /** A lane for each request, grouped by what is done for it: what was computed for it in each quarter of a second of the
  * last 30, as coloured ticks, or why nothing is computed for it. */
 
-import { arrange, copyOf, h, number } from "./dom.js";
+import { arrange, byId, copyOf, duration, h, number } from "./dom.js";
 import { INTERVAL_MS } from "./series.js";
 
 /** @typedef {{prefill: number, decode: number, cached: number, waits: boolean}} Tick */
@@ -125,7 +125,8 @@ class Lane {
     this.pid = part("lane-pid");
     this.button = part("icon-button");
     this.hurry = part("link-button");
-    this.button.onclick = () => this.does?.stop();
+    this.isStopped = false;
+    this.button.onclick = () => (this.does?.title ? this.stop() : this.ask());
     this.hurry.onclick = () => {
       this.isHurried = this.hurry.hidden = true;
       this.does?.hurry?.();
@@ -158,12 +159,27 @@ class Lane {
     return [...this.ticks.values()].some(({ prefill, decode }) => prefill + decode > 0);
   }
 
+  stop() {
+    this.isStopped = true;
+    this.does?.stop();
+  }
+
+  /** Of another program's request one is asked first. */
+  ask() {
+    const dialog = byId("end-dialog", HTMLDialogElement);
+    byId("end-title", HTMLElement).textContent = `${this.button.title}?`;
+    dialog.returnValue = "";
+    dialog.onclose = () => dialog.returnValue === "end" && this.stop();
+    dialog.showModal();
+  }
+
   end(/** @type {number} */ now) {
     this.endedAt = now;
     this.phase = "ended";
     this.element.classList.add("is-over");
     this.element.classList.remove("is-queued");
-    this.state.textContent = "ended";
+    this.state.textContent = this.isStopped ? "ended by you" : "ended";
+    if (!this.isStopped) void this.does?.howEnded?.().then((how) => (this.state.textContent = how));
     this.offer(undefined);
   }
 
@@ -186,7 +202,8 @@ class Lane {
     this.name.title = [request.origin, `request ${request.id}`].filter(Boolean).join(" · ");
     const { pid } = wayOf(request.origin ?? "");
     const more = scene.models.get(request.number) ?? pid; // there is no place for both; the title has all
-    this.pid.textContent = more ? `· ${more}` : "";
+    const age = request.age_ms >= 1_000 && !this.isOwn ? `for ${duration(request.age_ms)}` : ""; // tells those of one program apart
+    this.pid.textContent = [more, age].flatMap((each) => (each ? [`· ${each}`] : [])).join(" ");
     this.element.classList.toggle("is-own", this.isOwn);
     this.offer(own);
   }
@@ -266,6 +283,7 @@ export class Lanes {
   take(frame) {
     const column = Math.round(frame.at_ms / INTERVAL_MS);
     const focused = this.list.contains(document.activeElement) && document.activeElement;
+    const at = this.buttons.findIndex((each) => each.closest(".lane") === (focused && focused.closest(".lane")));
     this.isWatching = column - this.column <= MAX_GAP;
     this.column = column;
     const scene = new Scene(frame, this.own);
@@ -286,10 +304,15 @@ export class Lanes {
     const hidden = untold + told - shown.filter((each) => this.lanes.has(each.id)).length;
     this.more.textContent = `and ${number(hidden)} more`;
     this.arrange(shown, hidden);
-    // Of a request that has ended the button is gone: the focus goes on from the view.
-    const view = /** @type {HTMLElement | null} */ (this.list.closest("[tabindex]"));
-    if (focused && !focused.checkVisibility()) view?.focus({ preventScroll: true });
+    // Of a request that has ended the button is gone: the focus goes on to that of the next line, or to the view.
+    const next = this.buttons[Math.min(Math.max(at, 0), this.buttons.length - 1)] ?? this.list.closest("[tabindex]");
+    if (focused && !focused.checkVisibility()) /** @type {HTMLElement | null} */ (next)?.focus({ preventScroll: true });
     this.paint();
+  }
+
+  /** Those that end a request, as the lines stand. */
+  get buttons() {
+    return [...this.list.querySelectorAll(".lane .icon-button:not([hidden])")];
   }
 
   /** All that were begun, one's own, and the first few others. @param {Scene} scene */

@@ -1,6 +1,6 @@
 /** The live view: what the engine does, four times a second, from one stream of snapshots that all viewers share. */
 
-import { act, ApiError, stream } from "./api.js";
+import { act, ApiError, ask, stream } from "./api.js";
 import { byId, copyOf, duration, h, loaded, number } from "./dom.js";
 import { HistoryPanel } from "./history.js";
 import { Lanes } from "./lanes.js";
@@ -11,6 +11,12 @@ const RETRY_MS = 1_500;
 const SILENCE_MS = 10_000;
 /** The last bound of the server's times: what lies beyond is not known closer. */
 const MOST_MS = 60_000;
+/** By the reason that the server tells. */
+const ENDS = new Map([
+  ["stop", "finished"],
+  ["length", "finished, as long as it could be"],
+  ["cancelled", "stopped, or its program has gone"],
+]);
 const NO_BREAK = "\u00a0";
 
 /** A figure with its name, a second line, and where it helps a line of the last minute. */
@@ -163,12 +169,15 @@ export class LiveView {
   can(id) {
     const own = this.own(id);
     // Of several prompts of one request each has a number behind the id.
-    if (own || !(this.mine.has(id) || this.mine.has(id.replace(/-\d+$/, "")))) return own;
+    const whole = this.mine.has(id) ? id : id.replace(/-\d+$/, "");
+    const how = () => howEnded(whole);
+    if (own || !this.mine.has(whole)) return own && { ...own, howEnded: how };
     const path = `v1/requests/${encodeURIComponent(id)}`; // on the socket a client chooses it
     const hurry = () => void act(`${path}/answer`, "POST").catch(() => {});
     return {
       stop: () => void act(path, "DELETE").catch(() => {}), // it has ended meanwhile
       hurry: this.info()?.capabilities.reasoning ? hurry : undefined,
+      howEnded: how,
     };
   }
 
@@ -248,6 +257,12 @@ export class LiveView {
   repaint() {
     if (this.isShown) this.lanes.paint();
   }
+}
+
+/** How a request has ended, as the server explains it. @param {string} id */
+async function howEnded(id) {
+  const { reason } = await ask(`why/${encodeURIComponent(id)}`).catch(() => ({ reason: "" }));
+  return ENDS.get(reason) ?? (/^E_/.test(reason) ? `failed (${reason})` : "ended");
 }
 
 /** What one of several models does. @param {LiveModel} model */

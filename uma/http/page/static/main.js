@@ -491,6 +491,7 @@ async function connect() {
   if (!info) return;
   forgetModel();
   composer.maxBytes = info.limits.max_prompt_bytes;
+  composer.maxTokens = info.limits.n_ctx || Infinity;
   composer.setSight(info.capabilities.vision ?? false);
   composer.count();
   const isBase = info.capabilities.chat === false;

@@ -105,6 +105,7 @@ export function edit(article, message, actions) {
 /** Have a question be edited in its place, or an answer. @param {HTMLElement} article @param {Message} message @param {Actions} actions @returns {HTMLElement} The text's box. */
 function editing(article, message, actions) {
   const before = [...article.childNodes];
+  const opener = document.activeElement; // the button below it, or the box
   const isAnswer = message.role === "assistant";
   const label = isAnswer ? "The answer" : "Your question";
   const input = h("textarea", { class: "edit", dir: "auto", "aria-label": label, rows: isAnswer ? 8 : 3 });
@@ -124,7 +125,7 @@ function editing(article, message, actions) {
     edits.delete(message);
     article.replaceChildren(...before);
     article.classList.remove("is-edited");
-    article.querySelector("button")?.focus();
+    (opener instanceof HTMLTextAreaElement ? opener : article.querySelector("button"))?.focus();
   };
   const send = () => {
     if (!edit.text.trim() && !edit.files.length) return;
@@ -350,7 +351,7 @@ export function spokenEnd({ done, isStopped }) {
   const count = done?.usage.completion_tokens ?? 0;
   const extent = done ? `: ${number(count)} ${count === 1 ? "token" : "tokens"}` : "";
   if (isStopped || done?.reason === "cancelled") return `The answer was stopped${extent}.`;
-  if (done?.reason === "length") return `The answer was cut at its greatest length${extent}.`;
+  if (done?.reason === "length") return `The answer was cut off at its limit${extent}.`;
   return done ? `The answer is complete${extent}.` : "";
 }
 
@@ -378,7 +379,7 @@ function endOf(message, actions) {
 /** @param {Message} message @param {Done} done */
 function greatestLength({ mostTokens }, { usage }) {
   if (mostTokens && usage.completion_tokens >= mostTokens)
-    return `The answer reached its greatest length, ${number(mostTokens)} tokens (“Longest answer” in the settings).`;
+    return `The answer was cut off after ${number(mostTokens)} tokens, which is its limit (“Longest answer” in the settings).`;
   const tokens = number(usage.prompt_tokens + usage.completion_tokens);
   return `The answer ends here: with ${tokens} tokens, the conversation or the answer is as long as the model or the server allows. A new chat has space again.`;
 }
@@ -409,7 +410,7 @@ function whyButton({ request, done }, foot) {
     if (shown) return shown.remove();
     const list = h("ul", { class: "why" }, h("li", {}, "…"));
     const line = (/** @type {string} */ words) => h("li", { dir: "auto" }, words);
-    const before = done.loading_ms ? [line(`${duration(done.loading_ms)}: before all of this its model was loaded`)] : [];
+    const before = done.loading_ms ? [line(`${number(done.loading_ms / 1_000, 1)} s: before all of this its model was loaded`)] : [];
     foot.append(list);
     try {
       const { spent, sentences } = await ask(`why/${encodeURIComponent(request)}`);

@@ -8,7 +8,7 @@ const TOO_LARGE = "Models that are too large for this server";
 /** What the list is divided into, in this order: a model stands in the first that it belongs to. @type {[string, (model: ListedModel) => boolean][]} */
 const GROUPS = [
   ["Models that are loaded", ({ state }) => state === "loaded" || state === "loading"],
-  ["Models that are loaded with their first question", ({ fits }) => fits],
+  ["Not loaded yet: the first question loads them", ({ fits }) => fits],
   [TOO_LARGE, () => true],
 ];
 /** What `uma pull` takes. */

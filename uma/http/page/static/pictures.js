@@ -55,12 +55,11 @@ export function thumbnail({ name, image }) {
 /** A file beside a question, as a button that shows the picture large, or the text that the model is given. @param {Attachment} file @param {...Node} label */
 export function openable(file, ...label) {
   const open = () => {
-    const dialog = byId("picture", HTMLDialogElement);
-    const close = h("button", { type: "button", class: "button", onclick: () => dialog.close() }, "Close");
     const text = { class: "file-text", dir: "auto", tabindex: 0, role: "region", "aria-label": "Text" };
     const large = file.image ? h("img", { src: file.image, alt: `Picture: ${file.name}` }) : h("pre", text, file.text);
-    dialog.replaceChildren(large, h("div", { class: "sheet-foot" }, h("p", { dir: "auto" }, file.name), close));
-    dialog.showModal();
+    byId("picture-shown", HTMLElement).replaceChildren(large);
+    byId("picture-name", HTMLElement).textContent = file.name;
+    byId("picture", HTMLDialogElement).showModal();
   };
   return h("button", { type: "button", class: file.image ? "picture" : "file", title: `Show ${file.name}`, onclick: open }, ...label);
 }

@@ -151,18 +151,7 @@ export function openSettings(settings, info, onChange) {
   };
   presets(draft, info, load);
   byId("thinking-choice", HTMLFieldSetElement).hidden = !info?.capabilities.reasoning_switch;
-  choice("reasoning", draft.reasoning ?? "auto", (value) => {
-    draft.reasoning = value === "off" ? "off" : "auto";
-    changed();
-  });
-  choice("truncation", draft.truncation ?? "off", (value) => {
-    draft.truncation = overflowOf(value);
-    changed();
-  });
-  choice("priority", draft.priority, (value) => {
-    draft.priority = /** @type {-1 | 0 | 1} */ (Number(value));
-    changed();
-  });
+  choices(draft, changed);
   byId("reset", HTMLButtonElement).onclick = () => load({ ...structuredClone(DEFAULTS), system: draft.system });
   byId("numbers", HTMLElement).replaceChildren(...fields(info).map((field) => numberField(field, draft, info, changed)));
   stops(draft, changed);
@@ -243,12 +232,16 @@ function schema(draft, changed) {
   textField("json_schema", given ? JSON.stringify(given, null, 1) : "", set);
 }
 
-/** One of a few, which stand in the sheet. @param {string} name @param {string | number} chosen @param {(value: string) => void} choose */
-function choice(name, chosen, choose) {
-  for (const radio of document.querySelectorAll(`#settings input[name=${name}]`)) {
+/** Settings that are one of a few, which stand in the sheet. @param {Settings} draft @param {() => void} changed */
+function choices(draft, changed) {
+  for (const radio of document.querySelectorAll("#settings [type=radio]")) {
     if (!(radio instanceof HTMLInputElement)) continue;
-    radio.checked = radio.value === String(chosen);
-    radio.onchange = () => choose(radio.value);
+    const { name, value } = radio;
+    radio.checked = value === String(Reflect.get({ ...DEFAULTS, ...draft }, name));
+    radio.onchange = () => {
+      Object.assign(draft, { [name]: name === "priority" ? Number(value) : value });
+      changed();
+    };
   }
 }
 

@@ -3,7 +3,6 @@
 import { arrange, byId, h, icon, iconButton } from "./dom.js";
 
 const NARROW = "(max-width: 52rem)";
-const EMPTY = "Conversations stay in this browser and are listed here.";
 
 /** @param {number} at */
 function when(at) {
@@ -84,7 +83,7 @@ export class Sidebar {
       update(entry, each.title || "New chat", each.id === current, answering.has(each.id));
       parts.push(entry);
     }
-    if (!parts.length) parts.push(before.get(EMPTY) ?? h("p", { class: "list-empty" }, EMPTY));
+    byId("no-conversations", HTMLElement).hidden = parts.length > 0;
     arrange(this.list, parts);
   }
 
