@@ -87,12 +87,8 @@ def _row(cells: list[str]) -> str:
     return "\t".join(" ".join(cell.split()) for cell in cells) + "\n"
 
 
-def _labels(question: DecisionQuestion) -> list[str]:
-    return [option.label for option in question.options] or ["yes", "no"]
-
-
 def _told(question: DecisionQuestion, answer: Decision) -> dict[str, Any]:
-    labels = _labels(question)
+    labels = question.labels
     return {
         "answer": labels[answer.best],
         **({"score": answer.score} if question.kind == "score" else {}),
@@ -102,4 +98,4 @@ def _told(question: DecisionQuestion, answer: Decision) -> dict[str, Any]:
 
 
 def _cell(question: DecisionQuestion, answer: Decision) -> str:
-    return f"{_labels(question)[answer.best]} {max(answer.probabilities):.2f}"
+    return f"{question.labels[answer.best]} {max(answer.probabilities):.2f}"

@@ -12,6 +12,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Never
 
+import attrs
 import numpy as np
 import numpy.typing as npt
 
@@ -285,7 +286,8 @@ class LLM(Closing):
         asked = [DecisionQuestion.predicate(text) if isinstance(text, str) else text for text in questions]
         fields = {"messages": state_of(state), "questions": asked, **options}
         request = make_request(DecisionRequest, id=f"decide-{self._loop.next_number()}", **fields)
-        return list(self._loop.call(self._loop.source.decide, request).answers)
+        answers = self._loop.call(self._loop.source.decide, request).answers
+        return [attrs.evolve(answer, labels=of.labels) for of, answer in zip(asked, answers, strict=True)]
 
     def tokenize(self, prompt: str | Conversation) -> list[int]:
         """The token ids that `generate` computes for this prompt, or `chat` for this conversation.

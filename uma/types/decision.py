@@ -71,6 +71,11 @@ class DecisionQuestion:
         """A question with one of these levels as its answer, the least first."""
         return cls("score", instructions, _options(levels), name)
 
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What its answers are called, in the order of their probabilities."""
+        return tuple(option.label for option in self.options) or ("yes", "no")
+
     def __attrs_post_init__(self) -> None:
         check(self)
         count, most = len(self.options), MAX_LEVELS if self.kind == "score" else MAX_OPTIONS
@@ -147,6 +152,13 @@ class Decision:
     is_refused: bool = False
     """Whether `label_mass` is below the request's `min_label_mass`."""
     name: str | None = None
+    labels: tuple[str, ...] = ()
+    """What the options are called, where `LLM.decide` gives it: it shows each with its probability."""
+
+    def __repr__(self) -> str:
+        labels = self.labels or range(len(self.probabilities))
+        shares = {label: round(share, 3) for label, share in zip(labels, self.probabilities, strict=True)}
+        return f"<Decision {self.name or self.kind}: {shares}, label_mass {self.label_mass:.3f}>"
 
     @property
     def best(self) -> int:
