@@ -14,6 +14,7 @@ import trio
 from http_server import ServeModels, running_http
 
 from harness import ServerProcess, ask, run_to_end, running_server, short_directory, uma_command, until
+from uma import LLM
 from uma.client import connect
 from uma.types import Finished, Request, SamplingParams, Token
 
@@ -49,6 +50,8 @@ def test_what_runs_stands_still_what_comes_waits_and_both_go_on(server: ServerPr
         (told,) = json.loads(command("ps", server, "--json"))
         assert 360 * 86_400 < told["paused_sec"] <= 365 * 86_400
         assert ", paused" in command("ps", server)
+        with pytest.warns(UserWarning, match="the server is paused"), LLM(socket=server.socket):
+            pass
         assert "paused: `uma resume`" in command("top", server)
         raw.send({"event": "cancel", "id": "runs"})
         assert raw.last_of("runs")["reason"] == "cancelled"
