@@ -265,7 +265,7 @@ def test_rows_of_a_batch_name_any_model(
     ended = uma_told("batch", str(tmp_path / "in.jsonl"), "-o", str(out), "--socket", str(server.process.socket))
     results = {each["custom_id"]: each["response"] for each in map(json.loads, out.read_text().splitlines())}
     assert ended.returncode == 1, ended.stderr
-    assert results.pop("2")["status_code"] == 400
+    assert results.pop("2")["status_code"] == 404
     assert {id: each["body"]["choices"][0]["text"] for id, each in results.items()} == over_http
     assert over_http["0"] == over_http["3"] != over_http["1"]
 
