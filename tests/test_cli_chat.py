@@ -157,7 +157,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(server: ServerProcess, home: P
         terminal.wait_for("Stopped; the conversation goes on from here.")
         wait_for_prompt(terminal)
         until(server.metrics, lambda metrics: metrics["active_sequences"] == 0)
-        tell(terminal, "/stats", "tokens, stopped")
+        tell(terminal, "/stats", ", stopped")
         run_to_end(*uma_command("pause", "--socket", str(server.socket), "--for", "60s"))
         terminal.type("and now?\r")
         terminal.wait_for("the server is paused")
