@@ -167,7 +167,7 @@ class Lane {
   /** Of another program's request one is asked first. */
   ask() {
     const dialog = byId("end-dialog", HTMLDialogElement);
-    byId("end-title", HTMLElement).textContent = `${this.button.title}?`;
+    byId("end-title", HTMLElement).textContent = `${this.button.title}, which has run for ${duration(this.request.age_ms)}?`;
     dialog.returnValue = "";
     dialog.onclose = () => dialog.returnValue === "end" && this.stop();
     dialog.showModal();
@@ -202,8 +202,8 @@ class Lane {
     this.name.title = [request.origin, `request ${request.id}`].filter(Boolean).join(" · ");
     const { pid } = wayOf(request.origin ?? "");
     const more = scene.models.get(request.number) ?? pid; // there is no place for both; the title has all
-    const age = request.age_ms >= 1_000 && !this.isOwn ? `for ${duration(request.age_ms)}` : ""; // tells those of one program apart
-    this.pid.textContent = [more, age].flatMap((each) => (each ? [`· ${each}`] : [])).join(" ");
+    const which = this.isOwn ? "" : `#${request.number} · ${number(Math.floor(request.age_ms / 1_000))} s`; // tells those of one program apart
+    this.pid.textContent = [more, which].flatMap((each) => (each ? [`· ${each}`] : [])).join(" ");
     this.element.classList.toggle("is-own", this.isOwn);
     this.offer(own);
   }
