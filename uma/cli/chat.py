@@ -93,11 +93,6 @@ async def _talk(options: argparse.Namespace, interrupts: Interrupts, chat: Chat)
             return 1 if chat.n_failed and not chat.is_interactive else 0
 
 
-def _advice(name: str) -> str:
-    """What an unknown command can have been meant as: never one that takes something away."""
-    return nearest(name, COMMANDS.keys() - DESTRUCTIVE) or "; /help tells those there are"
-
-
 @attrs.define(eq=False)
 class Chat:
     """A conversation with its person on one side and a model on the other."""
@@ -429,7 +424,8 @@ class Chat:
         known = COMMANDS.get(ALIASES.get(name, name))
         if known is None:
             self.n_failed += 1
-            self.view.complain(f"no such command: {name}{_advice(name)}")
+            near = nearest(name, COMMANDS.keys() - DESTRUCTIVE) or "; /help tells those there are"
+            self.view.complain(f"no such command: {name}{near}")
             return
         self._obey(partial(known.act, self, argument.strip()))
 

@@ -71,7 +71,7 @@ class Top:
                 self._start(nursery, HttpFeed(self.url, self.key) if self.url else self._named(), is_needed=True)
                 await trio.sleep_forever()
             while True:
-                for path in _found(self.loaded):
+                for path in (str(path) for path in sockets(self.loaded) if path.is_socket()):
                     if path not in self._feeds:
                         self._start(nursery, SocketFeed(path), is_needed=False)
                 if not self._feeds:
@@ -105,10 +105,6 @@ class Top:
             self.take(Note(error.message))
         else:
             self.take(Note(f"ended {effect.id}" if was_running else f"{effect.id} had ended already"))
-
-
-def _found(loaded: Loaded) -> list[str]:
-    return [str(path) for path in sockets(loaded) if path.is_socket()]
 
 
 async def _snapshot(top: Top, is_json: bool, _: Interrupts) -> int:
