@@ -75,10 +75,10 @@ async def read(stream: AsyncIterable[object]) -> None:
 async def test_streams_go_on_between_two_pieces(world: World, pieces: Pieces) -> None:
     """From the first picture on: nothing was encoded before it."""
     file = file_for(world, 1)
-    config = config_for(world.model, n_ctx=32_768)  # the file is decoded by a process that has to start
-    async with open_engine(config) as engine, engine.generate(ask(max_tokens=30_000)) as stream:
-        await anext(aiter(stream))
-        async with trio.open_nursery() as nursery:
+    async with open_engine(config_for(world.model, n_ctx=32_768)) as engine:
+        await engine.tokenize(about(QUESTION, file))  # the process that decodes files has to start
+        async with engine.generate(ask(max_tokens=30_000)) as stream, trio.open_nursery() as nursery:
+            await anext(aiter(stream))
             nursery.start_soon(read, stream)
             found = await answer(engine, about(QUESTION, file, id="b"))
             stream.cancel()
