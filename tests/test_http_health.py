@@ -180,7 +180,7 @@ def test_health_answers_beside_stored_responses(served: HttpServer) -> None:
 
 def test_health_answers_and_a_stream_goes_on_beside_the_history_an_adapter_and_a_summary(served: HttpServer) -> None:
     turns = [{"role": role, "content": f"{role} {at}"} for at in range(1_500) for role in ("user", "assistant")]
-    long = {"messages": [*turns, TURNS["messages"][0] | {"content": "And now?"}], "max_tokens": 1}
+    long = {"messages": [*turns, {"role": "user", "content": "And now?"}], "max_tokens": 1}
     adapted = {"prompt": LONG[:4_000], "max_tokens": 1, "model": "builtin+one"}
     asked = {"chat/completions": long | {"truncation": "compact"}, "completions": adapted}
     with watched(served) as watch, served.connect() as raw:
