@@ -20,7 +20,7 @@ from uma.cli.generate import quiet
 from uma.cli.options import load_settings, sampling_of
 from uma.cli.pictures import ChatPicture, dropped
 from uma.cli.slash import ALIASES, COMMANDS, DESTRUCTIVE, FAREWELLS, NO_ROOM, SET
-from uma.cli.source import Bond, Opened, open_source
+from uma.cli.source import Bond, Opened, open_source, told_paused
 from uma.cli.terminal import TextOutput
 from uma.cli.trio_run import Interrupts, run
 from uma.cli.view import DROPPED, PROMPT, ChatView, PlainLines, PlainView
@@ -275,7 +275,7 @@ class Chat:
         """How much of a question is read, in words, or that the server is paused; empty once its answer has begun, or
         where that is not known.
         """
-        if self.opened is not None and (paused := await words.paused(self.opened.source)):
+        if self.opened is not None and (paused := await told_paused(self.opened.source)):
             return paused
         running = () if self.opened is None else (await self.opened.source.activity(id)).running
         request = next((found for found in running if found.id == id and not found.generated_tokens), None)

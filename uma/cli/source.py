@@ -30,6 +30,8 @@ from uma.errors import ConnectionLost, UmaError, UnknownModel
 from uma.models.names import meant, one_meant, with_adapter, without_adapter
 from uma.types import ListedModel, LoadProgress, ModelInfo, ServerInfo, Source
 
+PAUSED_SEC = 1.0
+"""Maximum time in which a server says whether it is paused."""
 NOT_LISTENING = (errno.ENOENT, errno.ECONNREFUSED, errno.ENOTSOCK, errno.ENOTDIR)
 SLOW_TO_LOAD_BYTES = 300_000_000
 ABOUT_LOADING = frozenset(settings()) - SERVER_ONLY - SAMPLING - LOG - {"model", "socket"}
@@ -88,11 +90,19 @@ async def open_source(
         else:
             if bond is None and found.info.models and loaded.origins["model"] == "default":
                 say(f"{found.info.model.name} answers, of {len(found.info.models)} models; -m NAME asks another")
-            if paused := await words.paused(found):
+            if paused := await told_paused(found):
                 say(paused)
         name = found.info.model.name
         named = with_adapter(name, asked, found.info.capabilities.adapters)
         yield Opened(found, is_server, None if named == name else named)
+
+
+async def told_paused(source: Source) -> str:
+    """That a source computes nothing until it is told to, and how that ends; empty where it does not tell so."""
+    with suppress(UmaError), trio.move_on_after(PAUSED_SEC):
+        if (await source.metrics()).get("paused_sec"):
+            return "the server is paused: nothing is computed; `uma resume` has it go on"
+    return ""
 
 
 class OtherModel(UmaError):

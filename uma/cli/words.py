@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
-
-import trio
 
 from uma.config import Loaded, RuntimeConfig
-from uma.errors import UmaError
 from uma.models.names import with_each
-from uma.types import Finished, Logprobs, MemoryPlan, ModelInfo, ServerInfo, Source
+from uma.types import Finished, Logprobs, MemoryPlan, ModelInfo, ServerInfo
 
 DEMONSTRATION = (
     "This is the small built-in demonstration model; `uma pull OWNER/NAME` gets a real one, --model FILE.gguf names one"
@@ -21,8 +17,6 @@ LANES = {1: "interactive", 0: "normal", -1: "background"}
 """Names of a request's priorities."""
 MOST_NAMED = 8
 """Maximum of models that one line names."""
-PAUSED_SEC = 1.0
-"""Maximum time in which a server says whether it is paused."""
 
 
 def size(n_bytes: int) -> str:
@@ -95,14 +89,6 @@ def demonstration(info: ModelInfo, loaded: Loaded) -> str | None:
     name one.
     """
     return DEMONSTRATION if info.is_builtin and loaded.origins["model"] == "default" else None
-
-
-async def paused(source: Source) -> str:
-    """That a source computes nothing until it is told to, and how that ends; empty where it does not tell so."""
-    with suppress(UmaError), trio.move_on_after(PAUSED_SEC):
-        if (await source.metrics()).get("paused_sec"):
-            return "the server is paused: nothing is computed; `uma resume` has it go on"
-    return ""
 
 
 def tokens(number: int, of: str = "") -> str:

@@ -21,15 +21,7 @@ from uma.engine.intake.compaction import EXTRA_TOKENS, summary_tokens
 from uma.engine.intake.lanes import LaneLimiter
 from uma.engine.intake.overload import LEAST_RETRY_MS, UNKNOWN_SERVICE_MS
 from uma.engine.intake.rendering import message_ends, rendered
-from uma.engine.intake.truncation import (
-    INSTRUCTIONS,
-    KEPT_SHARE,
-    MESSAGE_TOKENS,
-    Cut,
-    left_out,
-    turns_of,
-    without,
-)
+from uma.engine.intake.truncation import INSTRUCTIONS, KEPT_SHARE, MESSAGE_TOKENS, Cut, left_out, turns_of, without
 from uma.engine.kv.prefix_tree import common_length
 from uma.engine.recorder import TRIO, Recorder
 from uma.errors import BadRequest, Overloaded, PromptTooLarge
