@@ -378,13 +378,54 @@ class TestTrimming:
             pool.extend(holding, tokens)
             held.append(holding)
         for number, holding in enumerate(held):
-            pool.release(holding, number, keep=True)
+            pool.release(holding, 1 + number, keep=True)
         assert len(pool.tree.cached) == 4
         monkeypatch.setattr(pool, "_cache_cells", 400)
         pool.release(decoding, 4, keep=False)
         monkeypatch.setattr(pool, "_cache_cells", 20)
         pool.trim_cache(until)
         assert len(pool.tree.cached) == stays
+
+    def ended(self, pool: KvPool, context: FakeContext, *, spare_from: int | None = None) -> Holding:
+        """A sequence that decodes, beside which four of 90 tokens have ended without a batch between them."""
+        decoding, _ = pool.acquire(array("i", [9_999, 9_998]), 0)
+        context.compute({decoding.seq_id: [9_999]})
+        held = []
+        for number in range(4):
+            tokens = array("i", range(100 * number, 100 * number + 90))
+            holding, _ = pool.acquire(tokens, 1)
+            context.compute({holding.seq_id: list(tokens)})
+            pool.extend(holding, tokens)
+            held.append(holding)
+        pool.append(decoding, 9_999)
+        for number, holding in enumerate(held):
+            pool.release(holding, 1 + number, keep=True, spare_from=spare_from)
+        return decoding
+
+    def test_of_sequences_that_end_together_one_is_copied_between_two_batches_while_others_decode(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sys.modules[__name__], "N_CELLS", 400)
+        monkeypatch.setattr(snapshots, "LEAST_WORTH", 2.0)
+        context = FakeContext(unified=True)
+        store = SnapshotStore(10**6)
+        pool = KvPool(cast(Context, context), store, cache_cells=20)
+        monkeypatch.setattr(kv, "MOST_COPY_BYTES", pool.cells.state_size(90))
+        decoding = self.ended(pool, context)
+        for copied in (1, 2, 3):
+            assert len(store) == copied
+            context.compute({decoding.seq_id: [copied]})
+            pool.append(decoding, copied)
+            pool.trim_cache()
+
+    def test_what_is_spare_leaves_without_a_copy(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sys.modules[__name__], "N_CELLS", 400)
+        monkeypatch.setattr(snapshots, "LEAST_WORTH", 2.0)
+        context = FakeContext(unified=True)
+        store = SnapshotStore(10**6)
+        pool = KvPool(cast(Context, context), store, cache_cells=20)
+        self.ended(pool, context, spare_from=0)
+        assert (len(store), len(pool.tree.cached)) == (0, 1)
 
 
 def test_what_is_expected_to_be_gone_on_from_is_kept_like_what_was(monkeypatch: pytest.MonkeyPatch) -> None:

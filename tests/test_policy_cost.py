@@ -115,6 +115,23 @@ def test_a_single_hiccup_is_soon_forgotten() -> None:
     assert cost.prefill_ms(64, 0) < 2 * machine.prefill_ms(64, 0)
 
 
+@pytest.mark.parametrize("interrupted", [{40}, set(range(40, 400, 15))])
+def test_beside_a_prompt_a_stream_that_grows_is_expected_to_take_what_it_takes_after_interruptions(
+    interrupted: set[int],
+) -> None:
+    cost, machine = CostModel(), Machine()
+    expected = []
+    for step in range(400):
+        cells, real_ms = 4_000 + 6 * step, machine.decode_ms(1, 4_000)
+        if step > 60 and interrupted.isdisjoint(range(step - 5, step)):
+            expected.append(cost.decode_ms(1, cells) / real_ms)
+        cost.observe_decode(1, cells, real_ms * (1.75 if step in interrupted else 1.0))
+        if step % 15 == 14:
+            cost.observe_prefill(64, 1_000, machine.prefill_ms(64, 1_000))
+    assert min(expected) > 0.7
+    assert max(expected) < 1.4
+
+
 @given(st.floats(1, 500), st.integers(1, 8_192), POSITION)
 def test_the_chunk_chosen_fits_the_budget_and_is_no_more_than_is_wanted(budget: float, most: int, at: int) -> None:
     cost = CostModel()

@@ -27,6 +27,8 @@ LEAST_SHARED_TOKENS = 8
 """Minimum length of a shared prefix: to compute a shorter one again costs less than to keep track of it."""
 LEAST_EVICTED_TOKENS = 256
 """Minimum cells evicted at a time."""
+SPARE = 0.0
+"""Time of last use of what nobody will ask for again: it leaves the cache first, and without a copy."""
 
 
 @attrs.define
@@ -92,6 +94,8 @@ class KvPool:
         self.checkpoints = Checkpoints(self.cells, self.tree, store)
         self._decoding: set[int] = set()
         """Ids of running sequences that decode: large copies would be a gap in their streams, and wait."""
+        self._copied_bytes = 0
+        """Bytes that were copied out of the cells since a sequence last grew, which is since the last batch."""
         self._loading_cells = 0
         """Cells that are kept for what is loaded: no other sequence gets them between two parts."""
         self._copied_bytes_per_ms = 2.0**20
@@ -240,12 +244,14 @@ class KvPool:
         if holding.adapters and holding.tip.end <= holding.adapted_from:
             tokens = keyed(tokens, holding.adapters, holding.adapted_from - holding.tip.end)
         holding.tip = self.tree.extend(holding.tip, holding.seq_id, tokens)
+        self._copied_bytes = 0
         self.cells.grown(holding.seq_id, holding.tip.end)
 
     def append(self, holding: Holding, token: int) -> None:
         """Count one token that a decode step has computed for the holder."""
         self._decoding.add(holding.seq_id)
         holding.tip = self.tree.append(holding.tip, holding.seq_id, token)
+        self._copied_bytes = 0
         self.cells.grown(holding.seq_id, holding.tip.end)
 
     def truncate(self, holding: Holding, length: int) -> bool:
@@ -299,7 +305,7 @@ class KvPool:
         self.tree.finish(holding.tip, holding.seq_id, now_ms, keep=keep)
         if spare_from is not None:
             for node in takewhile(lambda node: node.start >= spare_from, holding.tip.path()):
-                node.used_at = 0.0
+                node.used_at = SPARE
         self.trim_cache()
 
     @property
@@ -418,19 +424,23 @@ class KvPool:
         """
         node = self.tree.cached[seq_id]
         saves = node.end - node.alone()[-1].start
-        if saves < LEAST_GAIN_TOKENS or not self.store.is_enabled or self.store.covering(node.whole()) is not None:
+        if node.used_at == SPARE or saves < LEAST_GAIN_TOKENS or not self.store.is_enabled:
+            return True
+        if self.store.covering(node.whole()) is not None:
             return True
         if self._would_stop_streams(node.end):
             return False
         if self.store.has_place_for(self.checkpoints.snapshot_size(node), node.end, node.reuses, node.used_at):
+            self._copied_bytes += self.cells.state_size(node.end)
             snapshot = self._snapshot_of(seq_id, node, node.reuses, node.used_at)
             self.store.add(snapshot, is_lasting=self._is_worth_saving(node))
         return True
 
     def _would_stop_streams(self, tokens: int, but: int | None = None) -> bool:
         """Whether a copy of so many tokens would be a gap in the streams of sequences that decode, `but` one."""
-        # A copy is made between two batches: one of a gigabyte stopped all streams for seconds.
-        return bool(self._decoding - {but}) and self.cells.state_size(tokens) > MOST_COPY_BYTES
+        # Copies are made between two batches: one of a gigabyte stopped all streams for seconds, and twelve small ones,
+        # of sequences that ended together, for 190 ms.
+        return bool(self._decoding - {but}) and self._copied_bytes + self.cells.state_size(tokens) > MOST_COPY_BYTES
 
     def _restore(self, snapshot: Snapshot, length: int, now_ms: float) -> Holding | None:
         """A sequence with the first `length` tokens of a snapshot, which are there at once where copying them is quick,

@@ -63,12 +63,14 @@ class _Line:
     def __attrs_post_init__(self) -> None:
         self.mean_x, self.mean_ms = self.x, self.ms
 
-    def learn(self, x: float, ms: float, at: int) -> None:
+    def learn(self, x: float, ms: float, drift: float, at: int) -> None:
         # The first observation counts only until there is a second: perhaps memory was touched for the first time.
         weight = max(LEARN, 1 / self.seen)
         self.seen, self.seen_at = self.seen + 1, at
         self.x += (x - self.x) * weight
-        self.ms += (ms - self.ms) * weight
+        self.ms += (ms / drift - self.ms) * weight
+        # What it really took, not divided by the drift. While a stream grows and the drift falls that quotient grows:
+        # the slope learnt of it made the drift fall further, until a step was predicted at four times its time.
         weight = max(LEARN_SLOPE, 1 / self.seen)
         dx, dms = x - self.mean_x, ms - self.mean_ms
         self.mean_x += dx * weight
@@ -129,15 +131,15 @@ class _Table:
         level = max(0.25 * line.ms, line.ms - self._attention(own, line.x))
         return level * scale + self._attention(size, x)
 
-    def learn(self, size: int, x: float, ms: float) -> None:
-        """Take in one observation."""
+    def learn(self, size: int, x: float, ms: float, drift: float) -> None:
+        """Take in one observation, while the whole machine takes `drift` times as long as usual."""
         slot, self._observed = self._slot(size), self._observed + 1
         own, line = self._sizes[slot], self._lines[slot]
         own_ms = ms * own / size
         if line is None:
-            self._lines[slot] = _Line(x, own_ms, self._observed)
+            self._lines[slot] = _Line(x, own_ms / drift, self._observed)
             return
-        line.learn(x, own_ms, self._observed)
+        line.learn(x, own_ms, drift, self._observed)
         kind = self._kind(own)
         near = [(s, line) for s, line in zip(self._sizes, self._lines, strict=True) if line and self._kind(s) == kind]
         cov = sum(line.cov * min(line.seen, 1 / LEARN_SLOPE) / s for s, line in near)
@@ -312,7 +314,7 @@ class CostModel:
     def _observe(self, table: _Table, size: int, x: float, ms: float, expected: float) -> None:
         was_seen = table.has_seen(size)
         ms = _without_hiccup(ms, expected)
-        table.learn(size, x, ms / self._learnt.drift)
+        table.learn(size, x, ms, self._learnt.drift)
         # What other sizes promise says nothing of the machine.
         if was_seen:
             self._follow(ms, expected)
