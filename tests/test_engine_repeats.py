@@ -24,8 +24,11 @@ SYSTEM = tokens_for(0, 90)
 
 @pytest.fixture(autouse=True)
 def as_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other programs on this machine take no compute threads away: with fewer, sums have other last bits."""
+    """Other programs on this machine take no compute threads away, and no batch that waits for them is aborted: with
+    fewer threads, and in the cells where a batch lies that is computed again, sums have other last bits.
+    """
     monkeypatch.setattr("uma.engine.worker.cores.watch.SAMPLE_MS", math.inf)
+    monkeypatch.setattr("uma.engine.worker.cores.watch.LEAST_MS", math.inf)
 
 
 def question(number: int, length: int) -> Request:
