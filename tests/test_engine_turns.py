@@ -8,37 +8,11 @@ from typing import Any
 import attrs
 import pytest
 from engine_world import answer, answers, ask, config_for, settled, tokens_for
-from reference import real_model
 
-from uma.config import RuntimeConfig
-from uma.engine import Engine, open_engine
+from uma.engine import open_engine
 
-PROGRAMS, TURNS, FEW_TURNS = 3, 6, 3
+PROGRAMS, TURNS = 3, 6
 SYSTEM_TOKENS, TURN_TOKENS = 400, 60
-
-
-async def read_in_turns(engine: Engine, answer_tokens: int, turns: int = TURNS) -> tuple[int, int]:
-    """Each program asks its next question once the others have had their answers.
-
-    Returns the prompt tokens that were computed, and those that no request had computed before.
-    """
-    system = tokens_for(0, SYSTEM_TOKENS)
-    talks = [system] * PROGRAMS
-    read, new = 0, SYSTEM_TOKENS
-    for turn in range(turns):
-        for program in range(PROGRAMS):
-            prompt = (*talks[program], *tokens_for(1 + TURNS * program + turn, TURN_TOKENS))
-            got = await answer(engine, ask(prompt, answer_tokens))
-            usage = got.finished.usage
-            read += usage.prompt_tokens - usage.cached_tokens
-            new += TURN_TOKENS
-            talks[program] = (*prompt, *got.token_ids)
-    return read, new
-
-
-def assert_little_is_read_again(read: int, new: int) -> None:
-    # The last token of an answer is given and not computed, and a beginning in common by chance is found.
-    assert read <= new + PROGRAMS * TURNS + 8, f"{read} tokens read where {new} are new"
 
 
 @pytest.mark.parametrize(
@@ -49,14 +23,20 @@ def assert_little_is_read_again(read: int, new: int) -> None:
 async def test_programs_with_one_system_prompt_read_none_of_their_own_turns_again(
     tiny: Path, settings: dict[str, Any]
 ) -> None:
+    """Each program asks its next question once the others have had their answers."""
+    talks = [tokens_for(0, SYSTEM_TOKENS)] * PROGRAMS
+    read, new = 0, SYSTEM_TOKENS
     async with open_engine(config_for(tiny, **({"n_ctx": 8_192, "cache_ram_mb": 256} | settings))) as engine:
-        assert_little_is_read_again(*await read_in_turns(engine, answer_tokens=40))
-
-
-async def test_nor_do_they_with_a_real_model() -> None:
-    config = RuntimeConfig(model=str(real_model("smollm2")), n_ctx=8_192, n_gpu_layers=0, threads=1)
-    async with open_engine(config) as engine:
-        assert_little_is_read_again(*await read_in_turns(engine, answer_tokens=4, turns=FEW_TURNS))
+        for turn in range(TURNS):
+            for program in range(PROGRAMS):
+                prompt = (*talks[program], *tokens_for(1 + TURNS * program + turn, TURN_TOKENS))
+                got = await answer(engine, ask(prompt, 40))
+                usage = got.finished.usage
+                read += usage.prompt_tokens - usage.cached_tokens
+                new += TURN_TOKENS
+                talks[program] = (*prompt, *got.token_ids)
+    # The last token of an answer is given and not computed, and a beginning in common by chance is found.
+    assert read <= new + PROGRAMS * TURNS + 8, f"{read} tokens read where {new} are new"
 
 
 @pytest.mark.parametrize("layout", ["on", "off"])

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import trio
 from engine_world import alone, answer, answers, ask, config_for, settled, tokens_for
-from reference import real_model
 
 from models import WINDOW, write_model
 from uma import RuntimeConfig, open_engine
@@ -24,28 +23,17 @@ def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(path, kind="sliding-window", context_length=2_048)
 
 
-async def read_by_siblings(model: str, common_tokens: int) -> list[int]:
-    """Prompt tokens that were computed for prompts with a common beginning: asked together, and other ones again."""
-    config = RuntimeConfig(model=model, n_ctx=4_096, n_gpu_layers=0, threads=1)
-    common, read = tokens_for(1, common_tokens), []
-    async with open_engine(config) as engine:
+async def test_siblings_compute_what_they_have_in_common_once(windowed: Path) -> None:
+    """Prompts with a common beginning are asked together, then others with it."""
+    common, read = tokens_for(1, COMMON_TOKENS), []
+    async with open_engine(RuntimeConfig(model=str(windowed), n_ctx=4_096, n_gpu_layers=0, threads=1)) as engine:
         for turn in range(2):
             seeds = range(SIBLINGS * turn + 10, SIBLINGS * (turn + 1) + 10)
             asked = [ask((*common, *tokens_for(seed, OWN_TOKENS)), 2, id=str(seed)) for seed in seeds]
             usages = [each.finished.usage for each in await answers(engine, asked)]
             read.append(sum(usage.prompt_tokens - usage.cached_tokens for usage in usages))
-    return read
-
-
-async def test_siblings_compute_what_they_have_in_common_once(windowed: Path) -> None:
-    cold, warm = await read_by_siblings(str(windowed), COMMON_TOKENS)
+    cold, warm = read
     assert cold <= COMMON_TOKENS + SIBLINGS * (OWN_TOKENS + 2)
-    assert warm <= SIBLINGS * (OWN_TOKENS + 2)
-
-
-async def test_so_do_those_of_a_real_model() -> None:
-    cold, warm = await read_by_siblings(str(real_model("gemma3")), 256)
-    assert cold <= 256 + SIBLINGS * (OWN_TOKENS + 2)
     assert warm <= SIBLINGS * (OWN_TOKENS + 2)
 
 

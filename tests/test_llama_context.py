@@ -273,9 +273,9 @@ def test_an_abort_from_another_thread_ends_a_running_decode(llama: Model) -> Non
 
 
 def test_how_far_a_running_decode_is_can_be_seen_from_another_thread(llama: Model) -> None:
-    with Context(llama, ContextParams(n_ctx=4_096, n_batch=4_096, n_ubatch=64)) as context:
-        batch = Batch(4_096)
-        batch.add([1] * 4_096, 0, 0, last_logits=True)
+    with Context(llama, ContextParams(n_ctx=2_048, n_batch=2_048, n_ubatch=32)) as context:
+        batch = Batch(2_048)
+        batch.add([1] * 2_048, 0, 0, last_logits=True)
         assert context.decode(batch) == DONE
         assert context.progress == 0
         context.clear()
