@@ -19,6 +19,10 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+# For llama.cpp, whose library reads it as it is loaded: compute threads sleep while they wait for each other. Spinning
+# they take the cores of the tests beside, and small models take five times as long.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import pytest
 from http_server import HttpServer, ServeModels, running_http
 from hypothesis import HealthCheck, settings
