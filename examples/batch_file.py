@@ -23,7 +23,7 @@ def main(prompts_file: str, results_file: str, model: str = "builtin") -> None:
     print(f"{done} of {len(prompts)} rows are done", file=sys.stderr)
     with LLM(model) as llm, results.open("a", encoding="utf-8") as file:
         for out in llm.imap(prompts[done:], SamplingParams(max_tokens=48)):
-            row = {"prompt": out.prompt, "text": out.outputs[0].text, "error": str(out.error) if out.error else None}
+            row = {"prompt": out.prompt, "text": out.text, "error": str(out.error) if out.error else None}
             print(json.dumps(row, ensure_ascii=False), file=file, flush=True)
 
 

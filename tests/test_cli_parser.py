@@ -66,7 +66,7 @@ def test_every_sampling_parameter_is_an_option(name: str) -> None:
 def test_every_option_of_every_command_says_its_default() -> None:
     for each in COMMANDS:
         for action in command(each.name)._actions:
-            if action.option_strings and action.dest != "help":
+            if action.option_strings and action.nargs != 0:
                 assert action.help is not None
                 assert "default: " in action.help, action.option_strings
 
@@ -85,13 +85,13 @@ def test_help_has_a_command_s_own_options_and_some_settings_and_help_all_the_res
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     texts = []
-    for option in ("--help", "--help-all"):
+    for asked in (["generate", "--help"], ["chat", "--help"], ["chat", "--help-all"]):
         with pytest.raises(SystemExit) as left:
-            build_parser().parse_args(["chat", option])
+            build_parser().parse_args(asked)
         assert left.value.code == 0
         texts.append(capsys.readouterr().out)
-    short, whole = texts
-    assert len(short.splitlines()) <= 50
+    generate, short, whole = texts
+    assert len(generate.splitlines()) <= 62 and len(short.splitlines()) <= 45
     for told in ("--system", "--model", "--n-ctx", "--temperature", "--help-all"):
         assert told in short
     assert "--kv-unified" not in short and "--kv-unified" in whole
@@ -133,7 +133,7 @@ def test_help_fits_the_terminal(columns: str, monkeypatch: pytest.MonkeyPatch) -
             "--kv-unified: expected one of 'auto', 'on', 'off', not 'atuo'; did you mean auto?",
         ),
         (["generate", "--priority", "norml"], "--priority: no such choice: norml; did you mean normal?"),
-        (["run", "a", "b"], "unexpected argument 'b'"),
+        (["chat", "a", "b"], "unexpected argument 'b'"),
         (["run", "-v", "--verbos"], "unknown option --verbos; did you mean --verbose?"),
         (["run", "-x"], "unknown option -x"),
         (["models", "all"], "unexpected argument 'all'"),
@@ -214,6 +214,11 @@ def test_a_model_may_be_named_without_an_option(name: str) -> None:
         assert (loaded.config.model, loaded.origins["model"]) == ("llama3", "--model")
     with pytest.raises(ConfigError, match=r"^two models are named: a and --model b; name one$"):
         load_settings(build_parser().parse_args([name, "a", "--model", "b"]))
+
+
+def test_run_takes_several_models_by_their_names_alone() -> None:
+    config = load_settings(build_parser().parse_args(["run", "--threads", "1", "llama3", "qwen3"])).config
+    assert (config.models, config.model) == ("llama3,qwen3", "builtin")
 
 
 def test_common_options_have_short_forms() -> None:

@@ -207,6 +207,8 @@ async def test_without_keys_a_user_ends_their_own_requests_on_the_socket(
         with pytest.raises(Ended, match="the request was ended"):
             [event async for event in stream]
     assert await status(http_server, path) == 404
+    for why in (path, "/ui/api/why/mine"):
+        assert (await trio.to_thread.run_sync(partial(http_server.ask, "GET", why))).json["reason"] == "cancelled"
     # A key tells whose a request over HTTP is, and nothing of users.
     async with connect(server.process.socket) as client, client.generate(request) as stream:
         await anext(aiter(stream))

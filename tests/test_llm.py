@@ -121,11 +121,9 @@ def test_a_bad_prompt_costs_the_others_nothing(llm: LLM) -> None:
         (lambda llm: llm.chat(), "takes conversations, or messages"),
         (lambda llm: llm.chat([Message("user", "x")], tool_choice={"type": "function"}), "tool_choice: expected auto"),
         (lambda llm: llm.generate("x", {"max_token": 1}), r"'max_token' is no field of .*did you mean max_tokens\?"),
-        (lambda llm: llm.chat("hi"), "expected a list of messages.*llm.generate takes plain prompts"),
-        (lambda llm: llm.chat({"role": "user", "content": "hi"}), "conversations: expected a list of messages"),
-        (lambda llm: llm.chat(Message("user", "hi")), "conversations: expected a list of messages"),
-        (lambda llm: llm.chat(["hi"]), r"conversations\[0\]: expected a list of messages"),
-        (lambda llm: llm.chat([["hi"]]), r"conversations\[0\]\[0\]: expected a list of messages"),
+        (lambda llm: llm.chat({"role": "user", "content": "hi"}), "conversations: expected a string, or a list of"),
+        (lambda llm: llm.chat(Message("user", "hi")), "conversations: expected a string, or a list of messages"),
+        (lambda llm: llm.chat([["hi"]]), r"conversations\[0\]\[0\]: expected a string, or a list of messages"),
         (lambda llm: llm.stream(7), "prompt: expected a string, or a list of messages, not 7"),
         (lambda llm: llm.tokenize(None), "prompt: expected a string"),
         (lambda llm: llm.detokenize("x"), "token_ids: expected a list of integers"),
@@ -319,6 +317,7 @@ def test_a_conversation_goes_through_the_chat_template(llm: LLM) -> None:
     same, other = llm.chat(both, params())
     assert one.outputs[0].text == same.outputs[0].text
     assert one.prompt == (Message("user", "Hi"),)
+    assert [out.text for out in (*llm.chat("Hi", params()), *llm.chat(["Hi"], params()))] == [one.outputs[0].text] * 2
     assert other.usage is not None
     assert one.usage is not None
     assert other.usage.prompt_tokens > one.usage.prompt_tokens

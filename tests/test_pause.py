@@ -15,7 +15,7 @@ from http_server import ServeModels, running_http
 
 from harness import ServerProcess, ask, run_to_end, running_server, short_directory, uma_command, until
 from uma import LLM
-from uma.client import connect
+from uma.client import PAUSED, connect
 from uma.types import Finished, Request, SamplingParams, Token
 
 LONG = SamplingParams(max_tokens=1_000_000, ignore_eos=True, temperature=0)
@@ -50,7 +50,7 @@ def test_what_runs_stands_still_what_comes_waits_and_both_go_on(server: ServerPr
         (told,) = json.loads(command("ps", server, "--json"))
         assert 360 * 86_400 < told["paused_sec"] <= 365 * 86_400
         assert ", paused" in command("ps", server)
-        with pytest.warns(UserWarning, match="the server is paused"), LLM(socket=server.socket):
+        with pytest.warns(UserWarning, match=f"^{PAUSED}$"), LLM(socket=server.socket):
             pass
         assert "paused: `uma resume`" in command("top", server)
         raw.send({"event": "cancel", "id": "runs"})
@@ -125,7 +125,7 @@ def test_several_models_are_paused_those_that_are_loaded_meanwhile_too(serve_mod
             asked = uma_command("generate", "--socket", str(path), "--max-tokens", "2", "Once")
             asking = await nursery.start(partial(trio.run_process, asked, stdout=DEVNULL, stderr=PIPE))
             assert asking.stderr is not None
-            while b"the server is paused: nothing is computed; `uma resume`" not in said:
+            while PAUSED.encode() not in said:
                 said.extend(await asking.stderr.receive_some() or pytest.fail(said.decode()))
             await client.pause(0)
 

@@ -93,7 +93,7 @@ class RuntimeConfig:
     """
 
     model: Annotated[str, Length(1)] = setting(
-        "builtin", "GGUF file to load, a name that `uma models` lists, or `builtin`"
+        "builtin", "GGUF file to load or a name that `uma models` lists, or `builtin`"
     )
     models: str = setting(
         "",

@@ -26,7 +26,7 @@ def add_answer(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="the answer is JSON that fits the schema in this file, or written out here (default: any text)",
     )
-    form.add_argument("--json-object", action="store_true", help="the answer is a JSON object (default: off)")
+    form.add_argument("--json-object", action="store_true", help="the answer is a JSON object")
     form.add_argument("--regex", metavar="TEXT", help="the whole answer matches this expression (default: any text)")
     form.add_argument(
         "--choice",
@@ -49,7 +49,7 @@ def add_answer(parser: argparse.ArgumentParser) -> None:
         type=int,
         help=f"the same of the prompt's tokens, which are all computed for it (0 to {MAX_LOGPROBS}; default: none)",
     )
-    group.add_argument("--echo", action="store_true", help="write the prompt before the answer (default: off)")
+    group.add_argument("--echo", action="store_true", help="write the prompt before the answer")
     group.add_argument("-n", "--n", metavar="N", type=int, help=f"so many answers (1 to {MAX_ANSWERS}; default: 1)")
     group.add_argument(
         "--best-of", metavar="N", type=int, help="draw so many answers and give the -n likeliest (default: as -n)"
@@ -59,7 +59,7 @@ def add_answer(parser: argparse.ArgumentParser) -> None:
         metavar="TOKEN=X",
         type=_bias,
         action="append",
-        help="make a token (its id, or a text for all of its tokens) likelier or less likely (-100 to 100; default: 0)",
+        help="make a token likelier or less likely; its id, or a text for all of its tokens (-100 to 100; default: 0)",
     )
 
 

@@ -20,7 +20,7 @@ from uma.cli.generate import quiet
 from uma.cli.options import load_settings, sampling_of
 from uma.cli.pictures import ChatPicture, dropped
 from uma.cli.slash import ALIASES, COMMANDS, DESTRUCTIVE, FAREWELLS, NO_ROOM, SET
-from uma.cli.source import Bond, Opened, open_source, told_paused
+from uma.cli.source import Bond, Opened, open_source, told_progress
 from uma.cli.terminal import TextOutput
 from uma.cli.trio_run import Interrupts, run
 from uma.cli.view import DROPPED, PROMPT, ChatView, PlainLines, PlainView
@@ -49,7 +49,7 @@ def main(options: argparse.Namespace) -> int:
     try:
         return run(partial(_chat, options, loaded, chat))
     except ModelError as error:
-        asked = options.positional_model
+        (asked,) = options.positional_models or [None]
         if asked is None or NONE_HERE not in error.message or Path(asked).suffix == ".gguf":
             raise
         # A question can have been meant, and that is another command.
@@ -243,7 +243,7 @@ class Chat:
         thoughts: list[str] = []
         finished: Finished | None = None
         failure: UmaError | None = None
-        async with self.view.answering(partial(self._reading, request.id)) as shown:
+        async with self.view.answering(partial(told_progress, self.opened.source, request.id)) as shown:
             with self.interrupts.stopping() as stop:
                 try:
                     async with self.opened.source.generate(request) as stream:
@@ -270,19 +270,6 @@ class Chat:
             return
         self.last, self.refused = finished or self.last, None
         self._conclude(turn, finished)
-
-    async def _reading(self, id: str) -> str:
-        """How much of a question is read, in words, or that the server is paused; empty once its answer has begun, or
-        where that is not known.
-        """
-        if self.opened is not None and (paused := await told_paused(self.opened.source)):
-            return paused
-        running = () if self.opened is None else (await self.opened.source.activity(id)).running
-        request = next((found for found in running if found.id == id and not found.generated_tokens), None)
-        if request is None:
-            return ""
-        percent = 100 * request.computed_tokens // max(1, request.prompt_tokens)
-        return f"reads {words.tokens(request.prompt_tokens)}" + (f": {percent} %" if percent else "")
 
     def _conclude(self, turn: ChatTurn, finished: Finished | None) -> None:
         is_stopped = finished is None or finished.reason == "cancelled"

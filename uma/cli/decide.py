@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
+import os
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ from uma.cli import say, words
 from uma.cli.embed import read_texts
 from uma.cli.generate import quiet
 from uma.cli.options import load_settings
-from uma.cli.source import open_source
+from uma.cli.source import open_source, watched
 from uma.cli.terminal import TextOutput
 from uma.cli.trio_run import Interrupts, run
 from uma.config import Loaded
@@ -49,10 +49,11 @@ async def _decide_all(options: argparse.Namespace, loaded: Loaded, texts: list[s
             await output.write(_row(["text", *(str(question.name) for question in questions)]))
         failed, told = 0, dict[str, Any]()
         for number, text in enumerate(texts, 1):
-            if not sys.stdout.isatty():  # where answers are seen as they come
-                say.passing(f"text {number:,} of {len(texts):,}")
+            lead = f"text {number:,} of {len(texts):,}"
             try:
-                found = (await opened.source.decide(_request(options, number, text, opened.model))).answers
+                request = _request(options, number, text, opened.model)
+                work = partial(opened.source.decide, request)
+                found = (await watched(opened.source, request.id, work, lead)).answers
             except OF_A_TEXT as error:
                 failed += 1
                 say.complain(f"text {number:,}: {error}")
@@ -65,7 +66,6 @@ async def _decide_all(options: argparse.Namespace, loaded: Loaded, texts: list[s
                 await output.write(_row([text[:SHOWN_CHARS], *cells]))
             else:
                 await output.write(json.dumps({"text": text} | told, ensure_ascii=False) + "\n")
-        say.passing()
     return 1 if failed else 0
 
 
@@ -73,7 +73,7 @@ def _request(options: argparse.Namespace, number: int, text: str, model: str | N
     """The questions about a text. Raises `BadRequest`."""
     return make_request(
         DecisionRequest,
-        id=f"decide-{number}",
+        id=f"decide-{os.getpid()}-{number}",
         messages=[make_request(Message, role="user", content=text)],
         questions=options.questions,
         priority=Priority[options.priority.upper()].value,

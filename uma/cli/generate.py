@@ -7,6 +7,7 @@ errors go to standard error.
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import select
 import signal
@@ -20,7 +21,7 @@ from uma.cli import say, words
 from uma.cli.answer_options import with_answer
 from uma.cli.options import load_settings, sampling_of
 from uma.cli.pictures import ChatPicture
-from uma.cli.source import Opened, open_source
+from uma.cli.source import Opened, open_source, watched
 from uma.cli.terminal import TextOutput
 from uma.cli.trio_run import Interrupts, run
 from uma.config import Loaded
@@ -43,7 +44,8 @@ from uma.types import (
 
 WAIT_SEC = 1.0
 """Standard input that has not begun by then is told, since it can be a pipe that nothing ever comes from."""
-REQUEST_ID = "generate"
+REQUEST_ID = f"generate-{os.getpid()}"
+"""Another process's request has another one, so that this one can be told how far it is."""
 INTERRUPTED = 128 + signal.SIGINT
 
 
@@ -193,10 +195,10 @@ async def _stream(
         with interrupts.stopping() as stop:
             async with opened.source.generate(request) as stream:
                 stop.politely = stream.cancel
-                async for event in stream:
-                    if isinstance(event, ReasoningDelta | ToolCallDelta):
-                        continue  # the command asks for neither
-                    await output.write(as_json_line(event) if is_json else _text(event, task.sampling))
+                event: Event | None = await watched(opened.source, request.id, stream.__anext__)
+                while event is not None:
+                    if not isinstance(event, ReasoningDelta | ToolCallDelta):  # the command asks for neither
+                        await output.write(as_json_line(event) if is_json else _text(event, task.sampling))
                     if isinstance(event, Prompt):
                         known += [logprob for logprob in event.logprobs or () if logprob is not None]
                     if isinstance(event, Token) and event.logprobs is not None:
@@ -207,6 +209,7 @@ async def _stream(
                         ]
                         known += [logprob for answer in event.answers for logprob in answer.logprobs or ()]
                     finished = event if isinstance(event, Finished) else None
+                    event = await anext(stream, None)
     except UmaError as error:
         if is_json:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):

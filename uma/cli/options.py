@@ -175,11 +175,13 @@ def load_settings(options: argparse.Namespace) -> Loaded:
     """The configuration that `options`, the environment and the file make together (`ConfigError`)."""
     prefix = "setting_"
     flags = {name.removeprefix(prefix): value for name, value in vars(options).items() if name.startswith(prefix)}
-    positional = getattr(options, "positional_model", None)
-    if positional is not None and flags.get("model") not in (None, positional):
-        raise ConfigError(f"two models are named: {positional} and --model {flags['model']}; name one")
-    if positional is not None:
-        flags["model"] = positional
+    named = getattr(options, "positional_models", None) or []
+    if len(named) > 1:
+        flags["models"] = ",".join([*named, *filter(None, [flags.get("models")])])
+    elif named and flags.get("model") not in (None, *named):
+        raise ConfigError(f"two models are named: {named[0]} and --model {flags['model']}; name one")
+    elif named:
+        (flags["model"],) = named
     loaded = load(flags, config_file=options.config_file)
     for warning in loaded.warnings:
         say.warn(warning)

@@ -69,8 +69,8 @@ GROUPS = {
 """The commands as `uma --help` lists them."""
 
 COMMON = frozenset(
-    {"config_file", "model", "models", "memory", "socket", "n_ctx", "threads", "n_gpu_layers", "max_sequences", "http"}
-    | {"http_keys", "cache_dir", "log_level", "max_tokens", "temperature", "top_p", "seed", "stop"}
+    {"model", "models", "memory", "socket", "n_ctx", "threads", "n_gpu_layers", "max_sequences", "http", "http_keys"}
+    | {"max_tokens", "temperature", "seed", "stop"}
 )
 """Settings and sampling parameters that `--help` tells of, where a command has them; `--help-all` tells of all."""
 
@@ -81,7 +81,7 @@ class Formatter(argparse.HelpFormatter):
     left_out: frozenset[argparse.Action] = frozenset()
     """Options that are not told of."""
     brief: frozenset[argparse.Action] = frozenset()
-    """Options of which what they are is told, and no more."""
+    """Options, those of named groups, of which what they are is told, and no more."""
     unsaid: frozenset[str | None] = frozenset()
     """Paragraphs that are left out."""
 
@@ -170,7 +170,8 @@ class CommandParser(argparse.ArgumentParser):
         if isinstance(formatter, Formatter) and not self.tells_all and (rare := self.rare()):
             groups = self._derived()
             formatter.left_out, formatter.unsaid = rare, frozenset(group.description for group in groups)
-            formatter.brief = frozenset(action for group in groups for action in group._group_actions)
+            brief = (group for group in self._action_groups if group not in (self._positionals, self._optionals))
+            formatter.brief = frozenset(action for group in brief for action in group._group_actions)
         return formatter
 
     def _advice(self, unknown: str) -> str:
@@ -219,7 +220,7 @@ class _HelpAll(argparse.Action):
 
 
 def _flag(parser: argparse._ActionsContainer, name: str, text: str, default: str = "off") -> None:
-    parser.add_argument(name, action="store_true", help=f"{text} (default: {default})")
+    parser.add_argument(name, action="store_true", help=text if default == "off" else f"{text} (default: {default})")
 
 
 def _add_socket(parser: argparse.ArgumentParser) -> None:
@@ -236,16 +237,13 @@ def _add_url(parser: argparse.ArgumentParser, default: str) -> None:
 
 
 def _describe_run(parser: argparse.ArgumentParser) -> None:
-    _add_model(parser)
+    what = "the model, as --model; several, as --models"
+    parser.add_argument("positional_models", nargs="*", metavar="MODEL", help=what)
     add_settings(parser)
 
 
-def _add_model(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="the same as --model MODEL")
-
-
 def _describe_chat(parser: argparse.ArgumentParser) -> None:
-    _add_model(parser)
+    parser.add_argument("positional_models", nargs="?", type=lambda name: [name], metavar="MODEL", help="as --model")
     parser.add_argument("--system", metavar="TEXT", help="instructions for the model, as /system (default: none)")
     parser.add_argument("--load", metavar="FILE", help="go on with a chat that /save wrote (default: a new one)")
     parser.add_argument("--save", metavar="FILE", help="write the chat here at its end (default: nowhere)")
@@ -626,8 +624,8 @@ COMMANDS: tuple[Command, ...] = (
         "serve models to every program on this machine",
         _describe_run,
         "Serve a model on a Unix socket until SIGINT or SIGTERM; running requests can then finish. Without a model, "
-        "all that are here (uma models): each is loaded once it is asked for.",
-        " [MODEL]",
+        "all that are here (uma models); of several each is loaded once it is asked for.",
+        " [MODEL ...]",
     ),
     Command(
         "ps",

@@ -11,11 +11,13 @@ import errno
 import os
 import shlex
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 import attrs
+import outcome
 import trio
 
 from uma.cli import words
@@ -24,12 +26,17 @@ from uma.cli.listening import listening_sockets
 from uma.cli.options import SAMPLING
 from uma.cli.say import note, passing
 from uma.cli.trio_run import Interrupts
-from uma.client import Client, connect
+from uma.client import PAUSED, Client, connect
 from uma.config import BUILTIN, LOG, SERVER_ONLY, Loaded, RuntimeConfig, settings
+from uma.contracts.explaining import WAITS_FOR
 from uma.errors import ConnectionLost, UmaError, UnknownModel
 from uma.models.names import meant, one_meant, with_adapter, without_adapter
 from uma.types import ListedModel, LoadProgress, ModelInfo, ServerInfo, Source
 
+T = TypeVar("T")
+
+LOOK_SEC = 0.5
+"""Interval between two looks at how far a request is."""
 PAUSED_SEC = 1.0
 """Maximum time in which a server says whether it is paused."""
 NOT_LISTENING = (errno.ENOENT, errno.ECONNREFUSED, errno.ENOTSOCK, errno.ENOTDIR)
@@ -100,9 +107,43 @@ async def open_source(
 async def told_paused(source: Source) -> str:
     """That a source computes nothing until it is told to, and how that ends; empty where it does not tell so."""
     with suppress(UmaError), trio.move_on_after(PAUSED_SEC):
-        if (await source.metrics()).get("paused_sec"):
-            return "the server is paused: nothing is computed; `uma resume` has it go on"
+        return PAUSED if (await source.metrics()).get("paused_sec") else ""
     return ""
+
+
+async def told_progress(source: Source, id: str) -> str:
+    """What a request of this id waits for, or how much of its prompt is read, in words, or that the server is paused;
+    empty once its answer has begun, or where that is not known.
+    """
+    if paused := await told_paused(source):
+        return paused
+    found = await source.activity(id)
+    request = next((request for request in (*found.running, *found.waiting) if request.id == id), None)
+    if request is None or request.generated_tokens:
+        return ""
+    if request.waits_for:
+        return f"waits: {WAITS_FOR.get(request.waits_for, request.waits_for)}"
+    percent = 100 * request.computed_tokens // max(1, request.prompt_tokens)
+    return f"reads {words.tokens(request.prompt_tokens)}" + (f": {percent} %" if percent else "")
+
+
+async def watched(source: Source, id: str, work: Callable[[], Awaitable[T]], lead: str = "") -> T:
+    """What `work` returns. Behind `lead`, a terminal is told meanwhile how far the request is."""
+
+    async def tell() -> None:
+        while True:
+            await trio.sleep(LOOK_SEC)
+            with suppress(UmaError):  # `work` tells of it
+                passing(": ".join(filter(None, [lead, await told_progress(source, id)])))
+
+    async with trio.open_nursery() as nursery:
+        if sys.stderr.isatty():
+            passing(lead)
+            nursery.start_soon(tell)
+        ended = await outcome.acapture(work)
+        nursery.cancel_scope.cancel()
+    passing()
+    return ended.unwrap()
 
 
 class OtherModel(UmaError):

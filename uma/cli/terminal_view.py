@@ -17,14 +17,13 @@ from rich.text import Text
 from uma.cli.editor import Editor
 from uma.cli.markdown import LiveMarkdown
 from uma.cli.sanitize import sanitize
+from uma.cli.source import LOOK_SEC
 from uma.cli.terminal import SilentTyping
 from uma.cli.view import Look, ShownAnswer
 from uma.errors import UmaError
 
 FRAME_SEC = 0.05
 """Interval between two drawings of an answer: quick enough to look alive, slow enough to cost nothing."""
-LOOK_SEC = 0.5
-"""Interval between two looks at how much of a question is read."""
 
 
 @attrs.frozen

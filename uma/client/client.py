@@ -91,6 +91,8 @@ from uma.types import (
 from uma.wrong import Wrong
 
 _log = logging.getLogger("uma.client")
+PAUSED = "the server is paused: nothing is computed; `uma resume` has it go on"
+"""Sentence about a server whose `metrics` have `paused_sec`."""
 E = TypeVar("E")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from uma.types import WHY_NOT_CACHED, Explained
 
-_WAITS_FOR = {
+WAITS_FOR = {
     "slot": "no slot is free",
     "cells": "no cells are free for its prompt",
     "adapters": "two other sets of LoRA adapters take turns",
@@ -15,6 +15,7 @@ _WAITS_FOR = {
     "grammar": "its grammar is compiled again",
     "reader": "its reader has not taken what is written",
 }
+"""What a request waits for, in words, by `RunningRequest.waits_for`."""
 
 _BEFORE_THE_CACHE = ("slot", "cells", "adapters", "prefix")
 """What a request waits for as long as it is not known what of its prompt is cached."""
@@ -25,7 +26,7 @@ def sentences(shown: Explained) -> Iterator[str]:
     if (now := shown.now) is not None:
         if now.waits_for:
             behind = f" ({now.behind})" if now.behind else ""
-            yield f"Now it waits: {_WAITS_FOR.get(now.waits_for, now.waits_for)}{behind}."
+            yield f"Now it waits: {WAITS_FOR.get(now.waits_for, now.waits_for)}{behind}."
         elif now.computed_tokens < now.prompt_tokens:
             yield f"Now its prompt is read: {now.computed_tokens:,} of {now.prompt_tokens:,} tokens are there."
     if shown.started_before:

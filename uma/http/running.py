@@ -3,7 +3,8 @@ have ended, `DELETE /v1/requests/{id}` ends one, and the end of its thinking is 
 llama-server has it, `POST /v1/chat/completions/control`.
 
 A request belongs to the key that it came with, without keys to the machine that it came from, and only its owner
-reaches it. Without keys a user of this machine reaches their own requests on the Unix socket, too. An id is one that an
+reaches it. Without keys a user of this machine reaches their own requests on the Unix socket, too; what has ended of
+those the server's user alone. An id is one that an
 answer carries, or one of the list: what is not streamed tells its own id too late.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, Literal
 
@@ -19,10 +21,11 @@ import attrs
 from uma.errors import BadRequest, Ended
 from uma.http.exchange import Exchange
 from uma.http.gateway import ENDED, Gateway
-from uma.http.local_user import user_of
+from uma.http.local_user import is_manager, user_of
 from uma.http.problem import NotFound, Unsupported
 from uma.http.reader import read
 from uma.protocol.converter import unstructure
+from uma.types import Explained
 
 _ID = re.compile(r"(?:chatcmpl-|cmpl-|resp_|msg_)?(((?:page-)?[0-9a-f]{24})(?:-\d+)?)")
 """An answer's id in each dialect, the one in its `X-Request-Id`, or one of the list."""
@@ -51,14 +54,16 @@ async def list_requests(gateway: Gateway, http: Exchange) -> None:
 async def explain(gateway: Gateway, http: Exchange) -> None:
     """`GET /v1/requests/{id}`: where a request's time went (`types.Explained`)."""
     id = http.scope["path_params"]["id"]
+    await http.answer_json(_entry(id, unstructure(await explained(gateway, http, id))))
+
+
+async def explained(gateway: Gateway, http: Exchange, id: str) -> Explained:
+    """Where the time of the owner's request went. Raises `NotFound`."""
     found = _ID.fullmatch(id)
-    if found is None or not gateway.is_of(found[2], http.owner):
-        raise NotFound("request not found: no request of this key that runs, or ended lately, has this id")
-    try:
-        explained = await gateway.source.explain(found[1])
-    except BadRequest as error:  # it was no generation, or the source no longer knows it
-        raise NotFound(f"id: {error.message}") from None
-    await http.answer_json(_entry(id, unstructure(explained)))
+    with suppress(BadRequest):  # it was no generation, or the source no longer knows it
+        if gateway.is_of(_key_of(id), http.owner) or await is_manager(http):
+            return await gateway.source.explain(id if found is None else found[1])
+    raise NotFound("request not found: none of yours that runs, or is one of the last, has this id")
 
 
 async def end(gateway: Gateway, http: Exchange) -> None:

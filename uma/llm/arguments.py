@@ -106,22 +106,21 @@ def texts_of(given: str | Iterable[str], name: str, *, hint: str = "") -> list[s
     return found
 
 
-def conversations_of(given: Conversation | Sequence[Conversation]) -> list[tuple[Any, ...]]:
+def conversations_of(given: str | Conversation | Sequence[str | Conversation]) -> list[tuple[Any, ...]]:
     """The conversations, each a tuple of messages or dicts (`TypeError`) whose roles are not misspelt (`BadRequest`).
-    What else is in a dict is looked at later.
+    A string is one message of the user's. What else is in a dict is looked at later.
     """
-    expected = "expected a list of messages, each a Message or a dict of role and content"
-    if isinstance(given, str | bytes | Mapping | Message) or not isinstance(given, Iterable):
-        hint = "; llm.generate takes plain prompts" if isinstance(given, str) else ""
-        raise TypeError(f"conversations: {expected}, not {shown(given)}{hint}")
-    every: Any = list(given)
+    expected = "expected a string, or a list of messages, each a Message or a dict of role and content"
+    if isinstance(given, bytes | Mapping | Message) or not isinstance(given, Iterable):
+        raise TypeError(f"conversations: {expected}, not {shown(given)}")
+    every: Any = [given] if isinstance(given, str) else list(given)
     if every and isinstance(every[0], Message | Mapping):
         every = [every]
     found = []
     for index, conversation in enumerate(every):
-        if isinstance(conversation, str | bytes | Mapping | Message) or not isinstance(conversation, Iterable):
+        if isinstance(conversation, bytes | Mapping | Message) or not isinstance(conversation, Iterable):
             raise TypeError(f"conversations[{index}]: {expected}, not {shown(conversation)}")
-        messages = tuple(conversation)
+        messages = (Message("user", conversation),) if isinstance(conversation, str) else tuple(conversation)
         for place, message in enumerate(messages):
             if not isinstance(message, Message | Mapping):
                 raise TypeError(f"conversations[{index}][{place}]: {expected}, not {shown(message)}")

@@ -16,6 +16,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
+from uma.client import PAUSED
 from uma.client.parts import errors_moved
 from uma.closing import Closing
 from uma.errors import UnknownModel
@@ -64,7 +65,7 @@ class LLM(Closing):
 
         with LLM("model.gguf", n_ctx=8192) as llm:
             for out in llm.generate(["Once upon a time"], SamplingParams(max_tokens=64)):
-                print(out.outputs[0].text if out.error is None else out.error)
+                print(out.text if out.error is None else out.error)
 
     `model` is a GGUF file, a name that `uma models` lists, or nothing for the built-in model. Further keywords are
     the fields of `RuntimeConfig` that a model in this process has a use for; nothing else counts, no `UMA_…` setting
@@ -88,7 +89,7 @@ class LLM(Closing):
         # An LLM that is never closed must not keep the interpreter from ending, nor outlive its last reference.
         self._finalizer = weakref.finalize(self, self._loop.close)
         if socket is not None and self._loop.call(self._loop.source.metrics).get("paused_sec"):
-            warnings.warn(f"{socket}: the server is paused: requests wait until `uma resume`", stacklevel=2)
+            warnings.warn(PAUSED, stacklevel=2)
 
     @property
     def info(self) -> ServerInfo:
@@ -167,7 +168,7 @@ class LLM(Closing):
 
     def chat(
         self,
-        conversations: Conversation | Sequence[Conversation] | None = None,
+        conversations: str | Conversation | Sequence[str | Conversation] | None = None,
         sampling_params: Sampling | Sequence[Sampling] | None = None,
         *,
         messages: Conversation | None = None,
@@ -181,8 +182,8 @@ class LLM(Closing):
     ) -> list[RequestOutput]:
         """Answer each conversation, through the model's chat template. Otherwise as `generate`.
 
-        A conversation is a list of `Message`s, or of dicts as OpenAI has them (`role`, `content`, `tool_calls`,
-        `tool_call_id`, `name`); one alone can be given as it is, or as `messages=`.
+        A conversation is a question as a string, or a list of `Message`s, or of dicts as OpenAI has them (`role`,
+        `content`, `tool_calls`, `tool_call_id`, `name`); one alone can be given as it is, or as `messages=`.
         Calls of the `tools` (`Tool`s, or dicts as OpenAI has them) are in `Completion.tool_calls`. A conversation goes
         on with `Message("assistant", out.text, out.tool_calls)` and, for each of them, `Message("tool", result,
         tool_call_id=call.id, name=call.name)`. The other keywords are the fields of `Request`. A misspelt role raises

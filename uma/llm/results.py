@@ -87,6 +87,11 @@ class RequestOutput:
 
     __repr__ = _short
 
+    @property
+    def text(self) -> str:
+        """Text of the first answer; empty where the request failed."""
+        return self.outputs[0].text
+
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain data for `json.dumps`; an error as its `code` and `message`."""
         return attrs.asdict(self, value_serializer=_plain)

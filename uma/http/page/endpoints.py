@@ -29,6 +29,7 @@ from uma.http.page.processes import Processes
 from uma.http.problem import Forbidden, NotFound, Problem
 from uma.http.reader import read
 from uma.http.request_history import sees_history
+from uma.http.running import explained
 from uma.http.thinking import Wish, thinking
 from uma.models.names import with_adapter, with_each
 from uma.protocol.converter import unstructure
@@ -218,12 +219,9 @@ class Page:
 
     async def explain(self, http: Exchange) -> None:
         """Why an answer took its time: what it went to, and the sentences of `uma explain`. With keys nothing tells of
-        the requests of others.
+        the requests of others; without, the server's user is told of those on the socket, too.
         """
-        id = http.scope["path_params"]["id"]
-        if not self.gateway.is_of(id, http.owner):
-            raise NotFound("request not found: none of your last requests has this id")
-        found = await self.gateway.source.explain(id)
+        found = await explained(self.gateway, http, http.scope["path_params"]["id"])
         if http.account is not None:
             found = attrs.evolve(found, beside=(), preempted_by="")
         told = {"spent": _spent(found), "sentences": list(sentences(found)), "reason": found.reason}
