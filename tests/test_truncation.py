@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import attrs
 import pytest
 import trio
 from engine_world import config_for
-from http_clients import claude_of, openai_of
 from http_server import HttpServer, running_http
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +19,7 @@ from harness import short_directory
 from models import Kind, write_model
 from uma.engine import Engine, open_engine
 from uma.engine.intake import compaction
-from uma.engine.intake.truncation import INSTRUCTIONS, KEPT_SHARE, left_out, turns_of
+from uma.engine.intake.truncation import INSTRUCTIONS, KEPT_SHARE, left_out
 from uma.engine.submission import Over
 from uma.errors import BadRequest, PromptTooLarge
 from uma.types import SUMMARY_HEADING, Finished, Grammar, Message, Request, SamplingParams, ToolCall
@@ -60,13 +58,14 @@ def fixed_of(messages: Sequence[Message]) -> int:
 
 
 def cut(messages: Sequence[Message], limit: int) -> list[Message]:
-    gone = left_out(turns_of(messages), lambda at: size(messages[at]), fixed_of(messages), limit)
+    gone = left_out(messages, lambda at: size(messages[at]), fixed_of(messages), limit)
     return [message for at, message in enumerate(messages) if at not in gone]
 
 
 def last_question(messages: Sequence[Message]) -> int:
     """Place of the first message of the last question, which can have several."""
-    return min(turns_of(messages)[-1].question)
+    last = max(at for at, each in enumerate(messages) if each.role == "user")
+    return last - (last > 0 and messages[last - 1].role == "user")
 
 
 def asked_at(messages: Sequence[Message]) -> list[list[Message]]:
@@ -264,63 +263,6 @@ def test_a_summary_is_asked_for_of_a_chat(summing: HttpServer) -> None:
     body = {"messages": TALK[:-1], "max_tokens": 8, "truncation": "compact"}
     told = summing.ask("POST", "/v1/chat/completions", body)
     assert told.status == 200 and any("replaced by a summary" in each for each in told.json["warnings"])
-
-
-SHORT = TALK[:5]
-"""It fits the context, and is over a threshold of its own."""
-
-
-def test_claude_s_compaction_keeps_to_its_trigger_and_stands_for_what_came_before_it(summing: HttpServer) -> None:
-    asked: dict[str, Any] = {"model": "builtin", "max_tokens": 8, "messages": SHORT}
-    edit = {"type": "compact_20260112", "trigger": {"type": "input_tokens", "value": 300}}
-    with claude_of(summing) as client:
-        compacted: Any = {**asked, "context_management": {"edits": [edit]}}
-        whole = client.beta.messages.create(**{**compacted, "messages": SHORT[:1]})
-        assert [block.type for block in whole.content] == ["text"]
-        with client.beta.messages.stream(**compacted) as stream:
-            streamed = stream.get_final_message()
-        whole = client.beta.messages.create(**compacted)
-        for answer in (whole, streamed):
-            assert [block.type for block in answer.content] == ["compaction", "text"]
-        assert whole.content[0] == streamed.content[0]
-        assert whole.usage.input_tokens + (whole.usage.cache_read_input_tokens or 0) < 800
-        later: Any = [{"role": "assistant", "content": whole.content}, {"role": "user", "content": "And now?"}]
-        counts = [
-            client.beta.messages.count_tokens(model="builtin", messages=messages).input_tokens
-            for messages in ([*SHORT, *later], later)
-        ]
-    assert counts[0] == counts[1] < 800
-
-
-def requests_of(server: HttpServer) -> int:
-    """How many generations the server's engine has been asked for."""
-    counted = re.search(rb"^uma_requests_total (\d+)", server.ask("GET", "/metrics").body, re.MULTILINE)
-    assert counted is not None
-    return int(counted[1])
-
-
-def test_openai_s_compaction_keeps_to_its_threshold_and_stands_for_what_came_before_it(
-    summing: HttpServer,
-) -> None:
-    asked: Any = {"model": "builtin", "max_output_tokens": 8, "input": SHORT}
-    compacted = {**asked, "context_management": [{"type": "compaction", "compact_threshold": 300}]}
-    with openai_of(summing) as client:
-        with client.responses.stream(**compacted) as stream:
-            ends = ("response.completed", "response.incomplete")
-            (streamed,) = [event.response for event in stream if event.type in ends]  # type: ignore[union-attr]
-        whole = client.responses.create(**compacted)
-        for answer in (whole, streamed):
-            assert [item.type for item in answer.output] == ["compaction", "message"]
-        asked_before = requests_of(summing)
-        with client.responses.stream(**compacted) as stream:
-            stream.until_done()
-        assert requests_of(summing) == asked_before + 1  # its summary is known, and told with its first event
-        items = [item.model_dump(exclude_none=True) for item in whole.output]
-        later = [*items, {"role": "user", "content": "And now?"}]
-        counts = [
-            client.responses.create(**{**asked, "input": before + later}).usage.input_tokens for before in (SHORT, [])
-        ]
-    assert counts[0] == counts[1] < 800
 
 
 def test_ollama_s_chat_cuts_unless_it_is_told_not_to(http_server: HttpServer) -> None:

@@ -30,7 +30,7 @@ from uma.llama.grammar import GrammarState
 from uma.metrics import EngineMetrics
 from uma.net.arrivals import arrivals
 from uma.net.client import CLIENT, ORIGIN, OWNER, USER, span_of
-from uma.types import DEFAULT_MAX_TOKENS, MAX_SEED, Prompt, Request, RequestMetrics, SamplingParams, Usage
+from uma.types import DEFAULT_MAX_TOKENS, MAX_SEED, Request, RequestMetrics, SamplingParams, Usage
 
 GATHER_SEC = 0.02
 """Maximum time that a burst of requests is gathered, while more keep coming in or are being sent and read, before the
@@ -159,8 +159,6 @@ class Submission:
         ]
         request = prepared.request
         stream = self._stream(request, prepared.asked, sequences)
-        if request.stream and request.truncation_tokens and prepared.left_out.summary:
-            stream.deliver(Prompt(request.id, "", (), summary=prepared.left_out.summary))
         for sequence in sequences:
             self._open[sequence] = None
         self._accounts.append(sequences[0].account)

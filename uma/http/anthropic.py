@@ -23,7 +23,7 @@ from uma.http.anthropic_turns import (
 )
 from uma.http.ask import ChatAsk, Generates, Tokenizes
 from uma.http.content import text_of
-from uma.http.context_edits import ContextEdits, ContextManagement
+from uma.http.context_edits import ContextManagement, edits_of
 from uma.http.dialect import Body, Dialect, Writer, comment, sse
 from uma.http.fields import MAX_MESSAGES, Common
 from uma.http.ignored import Ignored
@@ -32,7 +32,7 @@ from uma.http.reader import Reader
 from uma.http.structured_outputs import StructuredFields, grammar_of
 from uma.http.tools import Effort
 from uma.http.usage import answer_parts, of_truncation
-from uma.types import Finished, Grammar, Message, Prompt, ReasoningDelta, Token, ToolCallDelta
+from uma.types import Finished, Grammar, Message, ReasoningDelta, Token, ToolCallDelta
 
 _TYPES = {
     "unauthorized": "authentication_error",
@@ -140,14 +140,12 @@ def _read_conversation(fields: Mapping[str, Any], reader: Reader) -> ChatAsk:
 def _conversation(body: AnthropicConversation, reader: Reader) -> dict[str, Any]:
     """The fields of a `ChatAsk` that its prompt is made from."""
     effort = None if body.output_config is None else body.output_config.effort
-    edits = ContextEdits.of(body.context_management, reader)
     system = text_of(_without_billing(body.system, reader.ignored), "system", reader)
     return {
         "body": body,
         "messages": [*([Message("system", system)] if system else []), *turns_of(body.messages, reader)],
         "wish": thinking_wish(body.thinking, effort),
-        "edits": edits,
-        "compact_tokens": None if edits is None else edits.compact_tokens,
+        "edits": edits_of(body.context_management, reader),
         **offered(body.tools or (), body.tool_choice, reader),
     }
 
@@ -201,11 +199,6 @@ class MessageWriter(Writer):
         }
         return sse({"type": "message_start", "message": message}, "message_start")
 
-    def prompt(self, index: int, prompt: Prompt) -> bytes:
-        """See `Writer`."""
-        entered = self._entered("compaction", "content", {"type": "compaction", "content": None})
-        return entered + self._opening + orjson.dumps(prompt.summary) + b"}}\n\n"
-
     def token(self, index: int, token: Token) -> bytes:
         """See `Writer`."""
         if not token.text:
@@ -256,13 +249,12 @@ class MessageWriter(Writer):
     def whole(self, results: Sequence[Finished]) -> Body:
         """See `Writer`."""
         result = results[0]
-        summary = self.block_of(result)
         return {
             "id": f"msg_{self.id}",
             "type": "message",
             "role": "assistant",
             "model": self.model,
-            "content": [*([{"type": "compaction", "content": summary}] if summary else []), *_content(result)],
+            "content": _content(result),
             "stop_reason": _stop_reason(result),
             "stop_sequence": result.stop_string,
             "usage": _usage(result),
@@ -276,12 +268,7 @@ class MessageWriter(Writer):
 
 
 _TEXT: dict[str, Any] = {"type": "text", "text": ""}
-_DELTAS = {
-    "text": "text_delta",
-    "thinking": "thinking_delta",
-    "partial_json": "input_json_delta",
-    "content": "compaction_delta",
-}
+_DELTAS = {"text": "text_delta", "thinking": "thinking_delta", "partial_json": "input_json_delta"}
 """Types of a stream's deltas, by the member that has their text."""
 
 

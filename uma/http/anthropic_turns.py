@@ -16,7 +16,7 @@ from uma.http.content import content_of, part_of, question_start, text_of
 from uma.http.reader import Reader
 from uma.http.thinking import Wish
 from uma.http.tools import Effort, Name, Schema, check_calls, distinct, name_schemas, named_choice
-from uma.types import MAX_TOOLS, SUMMARY_HEADING, CutCall, Media, Message, Tool, ToolCall, joined
+from uma.types import MAX_TOOLS, CutCall, Media, Message, Tool, ToolCall, joined
 
 
 @attrs.frozen(kw_only=True)
@@ -90,20 +90,12 @@ def offered(tools: Sequence[ToolBody], choice: ChoiceBody | None, reader: Reader
 
 
 def turns_of(bodies: Sequence[TurnBody], reader: Reader) -> list[Message]:
-    """The messages, with a message of its own for each result of a tool. Unknown fields are ignored by name. A
-    summary (a block `compaction`) stands for all turns before it.
-    """
+    """The messages, with a message of its own for each result of a tool. Unknown fields are ignored by name."""
     turns: list[Message] = []
-    first = max((number for number, body in enumerate(bodies) if _is_summary(body.content)), default=0)
     question = question_start(["tool" if _has_result(body.content) else body.role for body in bodies])
     for number, body in enumerate(bodies):
-        if number >= first or body.role == "system":
-            turns += _turns(body, f"messages[{number}].content", reader, is_question=number >= question)
+        turns += _turns(body, f"messages[{number}].content", reader, is_question=number >= question)
     return turns
-
-
-def _is_summary(content: Any) -> bool:
-    return isinstance(content, list) and any(_kind(block) == "compaction" and block.get("content") for block in content)
 
 
 def _has_result(content: Any) -> bool:
@@ -140,9 +132,7 @@ def _turns(body: TurnBody, path: str, reader: Reader, *, is_question: bool) -> I
         elif kind == "thinking":
             thoughts.append(text_of(block.get("thinking"), f"{here}.thinking", reader))
         elif kind == "compaction":
-            if summary := text_of(block.get("content"), f"{here}.content", reader):
-                results += 1
-                yield Message("user", f"{SUMMARY_HEADING}\n{summary}")
+            parts.append(text_of(block.get("content"), f"{here}.content", reader))
         elif kind != "redacted_thinking":
             parts.append(part_of(block, here, reader, is_question=is_question))
     if parts or calls or not results:

@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 
 from uma.http import abilities, fill_in
-from uma.http.context_edits import ContextEdits
+from uma.http.context_edits import ClearToolUses, edited
 from uma.http.dialect import Body, Dialect, Writer
 from uma.http.exchange import Exchange
 from uma.http.fields import DRAWN, Common, all_tokens, allowed_tokens, context_window, of_output, sampling, urgency
@@ -81,16 +81,12 @@ class ChatAsk(Ask):
     """Whether an answer that the conversation ends with is continued."""
     shows_prompt: bool = False
     """Whether the answer repeats the rendered prompt."""
-    edits: ContextEdits | None = None
+    edits: Sequence[ClearToolUses] | None = None
     """How the conversation is edited before its model is given it."""
-    compact_tokens: int | None = None
-    """Length of a prompt from which on a summary stands for all but its last question, and is a part of the answer."""
 
     def requests(self, id: str, reader: Reader, common: Mapping[str, Any]) -> Sequence[Request]:
         """See `Ask`."""
         reader.media.name(reader.names, self.messages)
-        if self.compact_tokens is not None:
-            common = {**common, "truncation": "compact", "truncation_tokens": self.compact_tokens}
         request = Request(
             id,
             messages=with_names(self.messages),
@@ -158,7 +154,7 @@ class Generates:
         if isinstance(ask, TextAsk) and ask.gap is not None:
             writer.requests, writer.notes = await fill_in.filled(gateway, http, writer.requests, ask.gap)
         if isinstance(ask, ChatAsk) and ask.edits is not None:
-            made = partial(ask.edits.made, gateway.source, writer.requests[0])
+            made = partial(edited, gateway.source, writer.requests[0], ask.edits)
             request, writer.edits = await small_work(http, made)
             writer.requests = [request]
         if isinstance(ask, ChatAsk) and ask.shows_prompt:
@@ -189,7 +185,7 @@ class Tokenizes:
         """Answer one body."""
         reader = gateway.reader(http)
 
-        def request(fields: dict[str, Any]) -> tuple[Request, ContextEdits | None]:
+        def request(fields: dict[str, Any]) -> tuple[Request, Sequence[ClearToolUses] | None]:
             ask = self.read(fields, reader)
             common = _common(gateway, http, reader, ask) if self.is_whole else {}
             return ask.requests(http.id, reader, common)[0], ask.edits
@@ -198,7 +194,7 @@ class Tokenizes:
         found, more = await small_work(http, partial(gateway.source.tokenize, asked)), dict[str, Any]()
         if edits is not None:
             more = {"context_management": {"original_input_tokens": len(found.token_ids)}}
-            asked, _ = await small_work(http, partial(edits.made, gateway.source, asked))
+            asked, _ = await small_work(http, partial(edited, gateway.source, asked, edits))
             found = await small_work(http, partial(gateway.source.tokenize, asked))
         await http.answer_json({**self.form(found), **more})
 

@@ -106,10 +106,6 @@ class Writer(ABC):
         """What had to be changed of the request, each said once; nothing where there is none."""
         return warnings(results, is_unbounded=self.is_unbounded, before=self.notes)
 
-    def block_of(self, result: Finished) -> str:
-        """What stands for all that came before an answer, where the body asks for that as a part of it."""
-        return result.summary if self.requests[0].truncation_tokens else ""
-
     def timed(self, index: int) -> dict[str, Any]:
         """Further members of a request's next token, where the body asks for them."""
         return {} if self.telemetry is None else self.telemetry.token(index)
@@ -123,7 +119,7 @@ class Writer(ABC):
         return b""
 
     def prompt(self, index: int, prompt: Prompt) -> bytes:
-        """The prompt, where it was asked for, or the summary that stands in it (`block_of`)."""
+        """The prompt, where it was asked for."""
         return b""
 
     @abstractmethod

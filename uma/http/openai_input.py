@@ -12,11 +12,10 @@ from uma.constraints import Text, show
 from uma.errors import BadRequest
 from uma.http.content import content_of, question_start, text_of
 from uma.http.fields import MAX_MESSAGES
-from uma.http.openai_items import OWN_SUMMARY
 from uma.http.openai_tools import checked_name, custom_arguments
 from uma.http.reader import Reader
 from uma.http.tools import Name, check_calls, past_call
-from uma.types import SUMMARY_HEADING, Message, ToolCall
+from uma.types import Message, ToolCall
 
 INPUT = "a string or a list of messages"
 
@@ -93,23 +92,13 @@ def messages_of(given: Any, instructions: str | None, reader: Reader, stored: in
         raise BadRequest.at("input", f"{len(given):,} messages are more than {MAX_MESSAGES:,}")
     turns = list(system)
     question = question_start([_speaker(item) for item in given])
-    first = max((index for index, item in enumerate(given) if _summary(item)), default=0)
     for index, item in enumerate(given):
-        if index < first and _speaker(item) not in ("system", "developer"):
-            continue  # the summary stands for it
         path = f"input[{index - stored}]" if index >= stored else f"previous_response_id.input[{index}]"
         _add(turns, item, path, reader, is_question=index >= question)
     turns = [each for each in turns if not _is_thought(each)]  # an answer that was cut off in its thinking is none
     if not turns:
         raise BadRequest.at("input", "has no message")
     return turns
-
-
-def _summary(item: Any) -> str:
-    """A summary of this server's own; empty where the item is none."""
-    is_one = isinstance(item, dict) and item.get("type") == "compaction"
-    text = str(item.get("encrypted_content")) if is_one else ""
-    return text.removeprefix(OWN_SUMMARY) if text.startswith(OWN_SUMMARY) else ""
 
 
 def _is_thought(turn: Message) -> bool:
@@ -128,9 +117,7 @@ def _speaker(item: Any) -> str:
 def _add(turns: list[Message], item: Any, path: str, reader: Reader, *, is_question: bool) -> None:
     """Put an input item behind the conversation so far; a call belongs to the assistant's turn before it."""
     kind = item.get("type", "message") if isinstance(item, dict) else None
-    if summary := _summary(item):
-        turns.append(Message("user", f"{SUMMARY_HEADING}\n{summary}"))
-    elif kind == "reasoning":
+    if kind == "reasoning":
         if thought := _thought(reader.part(item, _Reasoning, path), path, reader):
             turns.append(Message("assistant", "", reasoning=thought))
     elif kind in ("function_call", "custom_tool_call", "local_shell_call"):

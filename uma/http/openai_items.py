@@ -10,24 +10,19 @@ import attrs
 from uma.http.openai_tools import Called, custom_input
 from uma.types import CutCall, ToolCall
 
-ItemKind = Literal["message", "reasoning", "function_call", "custom_tool_call", "compaction"]
+ItemKind = Literal["message", "reasoning", "function_call", "custom_tool_call"]
 PREFIXES: Mapping[ItemKind, str] = {
     "message": "msg",
     "reasoning": "rs",
     "function_call": "fc",
     "custom_tool_call": "ctc",
-    "compaction": "cmp",
 }
 """Beginnings of their ids."""
-OWN_SUMMARY = "uma:"
-"""Beginning of `encrypted_content` that is a summary of this server's; OpenAI's own is unreadable here."""
-
 _EVENTS: Mapping[ItemKind, str] = {
     "message": "output_text",
     "reasoning": "reasoning_text",
     "function_call": "function_call_arguments",
     "custom_tool_call": "custom_tool_call_input",
-    "compaction": "",
 }
 
 
@@ -81,8 +76,6 @@ class OutputItem:
         if self.call is not None and self.called is not None:
             space = {} if self.called.namespace is None else {"namespace": self.called.namespace}
             return {**head, "call_id": self.call.id, **space, "name": self.called.name, self.text_key: self.shown_text}
-        if self.kind == "compaction":
-            return {"id": self.id, "type": self.kind, "encrypted_content": OWN_SUMMARY + self.text}
         content = [self.part()] if is_begun else []
         if self.kind == "reasoning":
             return {**head, "summary": [], "content": content}

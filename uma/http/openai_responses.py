@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import attrs
 
 from uma.constraints import Length, Range, Text
 from uma.http import abilities, stored_responses
 from uma.http.ask import ChatAsk, Generates, Tokenizes
-from uma.http.context_edits import longest_whole
 from uma.http.dialect import Body, Dialect, Writer, sse
 from uma.http.exchange import Exchange
 from uma.http.fields import Common
@@ -36,7 +35,6 @@ from uma.types import (
     Capabilities,
     CutCall,
     Finished,
-    Prompt,
     ReasoningDelta,
     Temperature,
     Token,
@@ -55,14 +53,6 @@ class TextFormat:
 
 LOGPROBS = "message.output_text.logprobs"
 """What `include` asks log probabilities by."""
-
-
-@attrs.frozen(kw_only=True)
-class Compaction:
-    """An entry of `context_management`."""
-
-    type: Literal["compaction"]
-    compact_threshold: Annotated[int, Range(1)] | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -88,7 +78,6 @@ class ResponsesBody(Common, StructuredFields, TelemetryFields):
     background: bool | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None
-    context_management: Annotated[tuple[Compaction, ...], Length(0, 16, "entries")] | None = None
 
 
 def _read(fields: Mapping[str, Any], reader: Reader, stored: int = 0) -> ChatAsk:
@@ -121,9 +110,6 @@ def _read(fields: Mapping[str, Any], reader: Reader, stored: int = 0) -> ChatAsk
         logprobs=_logprobs(body, reader.able),
         grammar=grammar_of(body, reader, ("text.format", wanted), choice),
         sampling={"temperature": body.temperature},
-        compact_tokens=min(
-            (longest_whole(each.compact_threshold, reader) for each in body.context_management or ()), default=None
-        ),
     )
 
 
@@ -207,8 +193,6 @@ class ResponsesWriter(Writer):
     def whole(self, results: Sequence[Finished]) -> Body:
         """See `Writer`."""
         result = results[0]
-        if summary := self.block_of(result):
-            self._add("compaction").text = summary
         if result.reasoning:
             self._add("reasoning").text = result.reasoning
         before = result.reasoning or ""
@@ -264,15 +248,6 @@ class ResponsesWriter(Writer):
             return opened
         more: dict[str, Any] = {"logprobs": logprobs} if kind == "message" else {}
         return opened + self._part_event(f"response.{last.event}.delta", delta=text, **more, **(fields or {}))
-
-    def prompt(self, index: int, prompt: Prompt) -> bytes:
-        """See `Writer`. The first item stands for all before this answer."""
-        item = self._add("compaction")
-        item.text = prompt.summary
-        body = item.body("completed")
-        return self._item_event("response.output_item.added", item=body) + self._item_event(
-            "response.output_item.done", item=body
-        )
 
     def _close(self, status: str) -> bytes:
         if not self._is_open:

@@ -96,12 +96,12 @@ ADDED: Mapping[str, Additions] = MappingProxyType(
             requests=frozenset(("models", "load", "unload", "pin", "pause", "decide")),
             fields=_names(
                 activity="request",
-                generate="model lora truncation truncation_tokens expects_more",
+                generate="model lora truncation expects_more",
                 tokenize="model pieces",
                 embed="model",
                 rerank="model",
             ),
-            event_fields=_names(hello="models", loading="id", prompt="summary", eos="dropped_messages summary"),
+            event_fields=_names(hello="models", loading="id", eos="dropped_messages summary"),
         ),
     }
 )

@@ -85,17 +85,13 @@ class Logprobs:
 
 @attrs.frozen
 class Prompt:
-    """The prompt, before the first token: only where `echo` or `prompt_logprobs` asked for it. Where
-    `truncation_tokens` was given, and a summary is in it, an event comes with that alone.
-    """
+    """The prompt, before the first token: only where `echo` or `prompt_logprobs` asked for it."""
 
     id: str
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[Logprobs | None, ...] | None = None
     """One for each token, where `prompt_logprobs` asked; None for the first, which nothing comes before."""
-    summary: str = ""
-    """See `Finished`."""
 
 
 @attrs.frozen

@@ -228,10 +228,6 @@ class Request:
     is kept for `max_tokens`, at most half of the context. `compact`: the same, and a summary that the model writes
     stands for what went (`Finished.summary`); where it is not written within a minute, none does, which a warning says.
     `off`: it is refused (`PromptTooLarge`)."""
-    truncation_tokens: Annotated[int, Range(1)] | None = None
-    """Maximum tokens of the prompt, where `truncation` is not `off` and the context has space for more. Of a longer
-    conversation all but the last question goes, and its summary is one of that question too: in later requests it can
-    stand for every message until then."""
     metadata: Annotated[dict[str, Any], Json()] | None = None
     """Echoed in every event of the request on the wire."""
     model: ModelName | None = None

@@ -17,7 +17,7 @@ from itertools import takewhile
 import attrs
 import trio
 
-from uma.engine.intake.truncation import INSTRUCTIONS, Cut, Summary, turns_of
+from uma.engine.intake.truncation import INSTRUCTIONS, Cut, Summary
 from uma.errors import UmaError
 from uma.types import SUMMARY_HEADING, EventStream, Finished, Message, Request, SamplingParams
 
@@ -50,7 +50,7 @@ class Summaries:
 
     def __init__(self) -> None:
         self._kept: OrderedDict[bytes, Summary] = OrderedDict()
-        """Summaries by hash, also those that are being written, and without a text those that were not in time."""
+        """Summaries by hash, also those that are being written, and those that were not in time."""
 
     async def compacted(self, cut: Cut, sent: Request, most_tokens: int, generate: Generate) -> Cut:
         """The cut with a summary in the place of what is gone. Where there is none the cut stays one, and says why."""
@@ -67,32 +67,25 @@ class Summaries:
 
     async def _written(self, hash: bytes, begin: Callable[[], AbstractAsyncContextManager[EventStream]]) -> Summary:
         """The summary with this hash, which one request has written, however many ask for it at once."""
-        while known := self._kept.get(hash):
-            await known.is_over.wait()
-            if known.text or known.why_none:  # otherwise its request was cancelled
-                self._kept.move_to_end(hash)
-                return known
-        mine = self._kept[hash] = Summary()
+        summary = self._kept.setdefault(hash, Summary())
+        self._kept.move_to_end(hash)
         if len(self._kept) > MAX_SUMMARIES:
             self._kept.popitem(last=False)
-        is_kept = False
-        try:
-            async with begin() as stream:
-                with trio.move_on_after(MAX_SUMMARY_SEC) as bound:
-                    mine.text = (await _last(stream, mine)).strip()
-                if bound.cancelled_caught:
-                    stream.cancel()
-                    await _last(stream, mine)
-                    mine.why_none = f"it was not written within {MAX_SUMMARY_SEC:.0f} s (timeout)"
-            mine.why_none = mine.why_none or ("" if mine.text else "none was written")
-            is_kept = True
-        except UmaError as error:
-            mine.why_none = error.message
-        finally:
-            mine.is_over.set()
-            if not is_kept and self._kept.get(hash) is mine:
-                del self._kept[hash]
-        return mine
+        async with summary.turn:
+            if summary.text or summary.why_none:
+                return summary
+            try:
+                async with begin() as stream:
+                    with trio.move_on_after(MAX_SUMMARY_SEC) as bound:
+                        summary.text = (await _last(stream, summary)).strip()
+                    if bound.cancelled_caught:
+                        stream.cancel()
+                        await _last(stream, summary)
+            except UmaError as error:  # the next request tries again
+                return Summary(why_none=error.message)
+            late = f"it was not written within {MAX_SUMMARY_SEC:.0f} s (timeout)"
+            summary.why_none = "" if summary.text else late if bound.cancelled_caught else "none was written"
+        return summary
 
 
 def _planned(cut: Cut, sent: Request, known: Mapping[bytes, str], most: int) -> tuple[bytes, Request]:
@@ -100,14 +93,11 @@ def _planned(cut: Cut, sent: Request, known: Mapping[bytes, str], most: int) -> 
     `known`, by the hash of what it stands for, and of what came behind that.
     """
     every, gone = sent.messages or (), sorted(cut.gone)
-    # Steps of a turn can be gone while its question stays: they make no sense without it.
-    begun = (turn for turn in turns_of(every) if any(cut.gone.issuperset(step) for step in turn.steps))
-    questions = {at for turn in begun for at in turn.question} - cut.gone
     hashes = _hashes(sent, [every[at] for at in gone])
     count = next((count for count in range(len(gone), 0, -1) if hashes[count - 1] in known), 0)
-    rest = set(range(len(every))) - cut.gone if sent.truncation_tokens else set[int]()
-    places = {*gone[count:], *questions, *rest}
-    behind = [every[at] for at in sorted(places) if every[at].role not in INSTRUCTIONS]
+    # Behind what is gone there can be calls whose question stays: without it they make no sense.
+    places = sorted(set(range(gone[-1] + 1)) - set(gone[:count]))
+    behind = [every[at] for at in places if every[at].role not in INSTRUCTIONS]
     if count:
         behind = _with_summary(behind, known[hashes[count - 1]])
     before = takewhile(lambda message: message.role in INSTRUCTIONS, every)
@@ -119,7 +109,6 @@ def _planned(cut: Cut, sent: Request, known: Mapping[bytes, str], most: int) -> 
         priority=-1,
         stream=False,
         truncation="auto",
-        truncation_tokens=None,
         tool_choice="auto",  # they stay, or the prompt would begin otherwise and not be cached
         reasoning="off",
     )
@@ -129,7 +118,7 @@ def _planned(cut: Cut, sent: Request, known: Mapping[bytes, str], most: int) -> 
 def _hashes(sent: Request, gone: Sequence[Message]) -> list[bytes]:
     """The hash of each beginning of what is gone."""
     instructions = [message for message in sent.messages or () if message.role in INSTRUCTIONS]
-    found, hashes = repr((sent.model, sent.lora, sent.truncation_tokens, instructions)).encode(), list[bytes]()
+    found, hashes = repr((sent.model, sent.lora, instructions)).encode(), list[bytes]()
     for message in gone:
         pictures = "".join(media.data for media in message.media)
         found = blake2b(found + f"{message!r}{pictures}".encode(), digest_size=16).digest()

@@ -21,7 +21,7 @@ from uma.engine.intake.compaction import EXTRA_TOKENS, summary_tokens
 from uma.engine.intake.lanes import LaneLimiter
 from uma.engine.intake.overload import LEAST_RETRY_MS, UNKNOWN_SERVICE_MS
 from uma.engine.intake.rendering import message_ends, rendered
-from uma.engine.intake.truncation import INSTRUCTIONS, KEPT_SHARE, MESSAGE_TOKENS, Cut, left_out, turns_of, without
+from uma.engine.intake.truncation import INSTRUCTIONS, MESSAGE_TOKENS, Cut, left_out
 from uma.engine.kv.prefix_tree import common_length
 from uma.engine.recorder import TRIO, Recorder
 from uma.errors import BadRequest, Overloaded, PromptTooLarge
@@ -130,7 +130,7 @@ class PromptReader:
         most, answer = self._max_tokens - 1, request.sampling.max_tokens
         # An answer without a bound of its own is given whatever is left; it is kept a quarter.
         most -= most // 4 if answer is None or answer >= most else min(answer, most // 2)
-        return min(most, request.truncation_tokens or most)
+        return most
 
     def _cut_to_fit(
         self, request: Request, *, prepared: Callable[[Request], Request], picture_tokens: Sequence[int]
@@ -155,17 +155,17 @@ class PromptReader:
             limit = max(1, limit - summary_tokens(limit) - EXTRA_TOKENS)
         # Whatever bound its answer has, up to a quarter: the next request, with another one, finds this cut cached.
         goal = min(limit, self._max_tokens - 1 - (self._max_tokens - 1) // 4)
-        turns, counted = turns_of(every), cache(tokens)
+        counted = cache(tokens)
         instructions = takewhile(lambda message: message.role in INSTRUCTIONS, every)
         fixed = prompt_tokens([*instructions, Message("user", "?")])
-        share = 0 if request.truncation_tokens else KEPT_SHARE
         for _ in range(MAX_CUTS):
-            gone = left_out(turns, counted, fixed, goal, share)
-            cut, pictures = without(request, gone), sum(count for at, count in enumerate(seen) if at not in gone)
-            if (excess := prompt_tokens(cut.request.messages or ()) + pictures - limit) <= 0:
+            gone = left_out(every, counted, fixed, goal)
+            places = [at for at in range(len(every)) if at not in gone]
+            kept, pictures = [every[at] for at in places], sum(seen[at] for at in places)
+            if (excess := prompt_tokens(kept) + pictures - limit) <= 0:
                 break
             goal -= excess
-        return cut
+        return Cut(request=attrs.evolve(request, messages=kept), gone=frozenset(gone))
 
     async def read_pictures(self, read: Callable[[Request, Callable[[], None]], T], request: Request) -> T:
         """What `read` makes of a request with pictures, in a thread of its own kind, one request of each client at a

@@ -10,7 +10,8 @@ time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 
 import attrs
 import trio
@@ -33,10 +34,11 @@ class Summary:
 
     text: str = ""
     why_none: str = ""
-    """Why there is no text, where it is over."""
+    """Why there is no text, once it was tried."""
     tokens: int = 0
     """Tokens read and written for it that no request has been charged with."""
-    is_over: trio.Event = attrs.field(factory=trio.Event)
+    turn: trio.Lock = attrs.field(factory=trio.Lock)
+    """Held by the request that has it written."""
 
 
 @attrs.frozen(kw_only=True)
@@ -65,91 +67,41 @@ class Cut:
         return LeftOut(len(self.gone), summary.text, tokens), (line,)
 
 
-@attrs.frozen
-class Turn:
-    """A question with what followed it. Each part is the places of its messages."""
+def left_out(
+    messages: Sequence[Message], tokens: Callable[[int], int], fixed_tokens: int, limit_tokens: int
+) -> set[int]:
+    """Places of the messages that go, so that the prompt has at most `limit_tokens`, where that can be reached: whole
+    turns, then calls with their results of the last one, whose question and last calls stay.
 
-    question: Sequence[int]
-    steps: Sequence[Sequence[int]] = ()
-    """The calls of one message, with their results."""
-    answer: Sequence[int] = ()
-    instructions: Sequence[int] = ()
-    """Instructions that came with it, behind the conversation's beginning: they stay."""
+    `tokens` counts those of a message. `fixed_tokens` are those of tools and of the instructions in front.
+    """
+    target = fixed_tokens + KEPT_SHARE * max(0, limit_tokens - fixed_tokens)
+    total, gone, before = fixed_tokens, set[int](), ""
+    old, turn, steps = deque[list[int]](), list[int](), deque[list[int]]()
 
+    def asked() -> None:
+        nonlocal total
+        most = target if total > limit_tokens else total
+        while total > most and (old or len(steps) > 1):
+            part = (old or steps).popleft()
+            gone.update(part)
+            total -= sum(map(tokens, part))
 
-def turns_of(messages: Sequence[Message]) -> list[Turn]:
-    """The turns of a conversation, behind the instructions that it begins with."""
-    found = list[tuple[list[int], list[list[int]], list[int], list[int]]]()
-    before, notes = "", list[int]()
     for at, message in enumerate(messages):
         if message.role in INSTRUCTIONS:
-            if found:
-                notes.append(at)
+            total += tokens(at) if turn else 0
             continue
-        if not found or (message.role == "user" and before != "user"):
-            found.append(([], [], [], notes))
-            notes = []
-        question, steps, answer, _ = found[-1]
+        if message.role == "assistant" != before:
+            asked()
+        if message.role == "user" != before:
+            old.append([place for place in turn if place not in gone])
+            turn, steps = [], deque()
         if message.role == "assistant" and message.tool_calls:
             steps.append([at])
         elif message.role == "tool" and steps:
             steps[-1].append(at)
-        elif message.role == "assistant" or steps or answer:
-            answer.append(at)
-        else:
-            question.append(at)
+        turn.append(at)
+        total += tokens(at)
         before = message.role
-    if found:
-        found[-1][3].extend(notes)
-    return [Turn(*parts) for parts in found]
-
-
-def left_out(
-    turns: Sequence[Turn],
-    tokens: Callable[[int], int],
-    fixed_tokens: int,
-    limit_tokens: int,
-    kept_share: float = KEPT_SHARE,
-) -> set[int]:
-    """Places of the messages that go, so that the prompt has at most `limit_tokens`, where that can be reached.
-
-    `tokens` counts those of a message. `fixed_tokens` are those of tools and of the instructions in front. The last
-    question, and the last calls with their results, stay.
-    """
-    target = fixed_tokens + kept_share * max(0, limit_tokens - fixed_tokens)
-    total, first = fixed_tokens, 0
-    kept = [0] * len(turns)
-    gone = [0] * len(turns)
-    for at, turn in enumerate(turns):
-        total += sum(map(tokens, turn.instructions))
-        costs = [sum(map(tokens, step)) for step in turn.steps]
-        for done, (cost, is_asked) in enumerate(_additions(turn, costs, tokens, is_last=at == len(turns) - 1)):
-            kept[at] += cost
-            total += cost
-            if total <= limit_tokens or not is_asked:
-                continue
-            while total > target and first < at:
-                total -= kept[first]
-                first += 1
-            while total > target and gone[at] < min(done, len(costs)) - 1:
-                oldest = costs[gone[at]]
-                total, kept[at], gone[at] = total - oldest, kept[at] - oldest, gone[at] + 1
-    parts = [part for turn in turns[:first] for part in (turn.question, *turn.steps, turn.answer)]
-    parts += [step for turn, n in zip(turns, gone, strict=True) for step in turn.steps[:n]]
-    return {place for part in parts for place in part}
-
-
-def _additions(
-    turn: Turn, steps: Sequence[int], tokens: Callable[[int], int], *, is_last: bool
-) -> Iterator[tuple[int, bool]]:
-    """Tokens of the parts of a turn, as they came, and whether the model was asked behind each."""
-    yield sum(map(tokens, turn.question)), True
-    for step in steps:
-        yield step, True
-    yield sum(map(tokens, turn.answer)), is_last
-
-
-def without(request: Request, gone: set[int]) -> Cut:
-    """The request without the messages at these places."""
-    kept = [message for at, message in enumerate(request.messages or ()) if at not in gone]
-    return Cut(request=attrs.evolve(request, messages=kept), gone=frozenset(gone))
+    asked()
+    return gone
