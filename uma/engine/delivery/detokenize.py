@@ -15,13 +15,15 @@ class TextStream:
     A character costs a few steps for each stop string, however long that is and however much of it has come.
     """
 
-    __slots__ = ("_decoder", "_firsts", "_held", "_searches", "stopped", "stopped_by")
+    __slots__ = ("_decoder", "_firsts", "_held", "_matched", "_stops", "stopped", "stopped_by")
 
     def __init__(self, stops: Sequence[str] = ()) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._searches = tuple(map(_Search, stops))
+        self._stops = stops
         self._firsts = {stop[0] for stop in stops}
         self._held = ""
+        self._matched = [0] * len(stops)
+        """How much of each stop string the text ends with."""
         self.stopped = False
         """A stop string came. The text given out ends just before it."""
         self.stopped_by: str | None = None
@@ -49,49 +51,20 @@ class TextStream:
         return text
 
     def _release(self, more: str) -> str:
-        text, seen = self._held + more, len(self._held)
-        for end, char in enumerate(more, seen + 1):
+        text = self._held + more
+        ends = ((at + len(stop), -len(stop)) for stop in self._stops if (at := text.find(stop)) >= 0)
+        if (first := min(ends, default=None)) is not None:
             # The stop string that is complete first counts, so that what is shown does not depend on where tokens end.
-            found = max((search.size for search in self._searches if search.ends_with(char)), default=0)
-            if found:
-                self.stopped, self._held = True, ""
-                self.stopped_by = text[end - found : end]
-                return text[: end - found]
-        keep = max((search.matched for search in self._searches), default=0)
+            end, start = first[0], sum(first)
+            self.stopped, self._held, self.stopped_by = True, "", text[start:end]
+            return text[:start]
+        matched = zip(self._stops, self._matched, strict=True)
+        self._matched = [_begun(text, stop, most + len(more)) for stop, most in matched]
+        keep = max(self._matched, default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
 
-class _Search:
-    """Knuth, Morris and Pratt's search for one stop string, a character at a time.
-
-    Its table of borders grows with the longest match there was, so that a long stop string costs nothing in advance.
-    """
-
-    __slots__ = ("_borders", "_stop", "matched", "size")
-
-    def __init__(self, stop: str) -> None:
-        self._stop = stop
-        self._borders = [0, 0]
-        """Border of each beginning of the stop string: the length of its longest proper end that begins the string too.
-        """
-        self.size = len(stop)
-        self.matched = 0
-        """How much of the stop string the text ends with."""
-
-    def ends_with(self, char: str) -> bool:
-        """Take the next character. Returns whether the stop string is complete with it; then the search is over."""
-        stop, matched = self._stop, self.matched
-        while matched and stop[matched] != char:
-            matched = self._border(matched)
-        self.matched = matched = matched + (stop[matched] == char)
-        return matched == self.size
-
-    def _border(self, length: int) -> int:
-        borders, stop = self._borders, self._stop
-        while len(borders) <= length:
-            char, border = stop[len(borders) - 1], borders[-1]
-            while border and stop[border] != char:
-                border = borders[border]
-            borders.append(border + (stop[border] == char))
-        return borders[length]
+def _begun(text: str, stop: str, most: int) -> int:
+    """How much of a stop string that is not in the text, at most so much, the text ends with."""
+    return next((size for size in range(min(most, len(stop)), 0, -1) if text.endswith(stop[:size])), 0)
