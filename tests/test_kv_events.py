@@ -106,16 +106,3 @@ async def test_where_memory_cannot_be_cut_it_is_told_up_to_where_a_sequence_can_
         parted = await answer(engine, ask((*prompt[:300], *tokens_for(5, 9)), 2))
         assert parted.finished.usage.cached_tokens == FIRST_INTERVAL_TOKENS, "held for what goes on"
     assert not +book.held[Tier.CELLS]
-
-
-async def test_files_are_told_of_when_they_are_written_and_when_they_are_found(tiny: Path, tmp_path: Path) -> None:
-    config = config_for(tiny, cache_dir=str(tmp_path / "kv"), cache_ram_mb=16)
-    known, book, again = tokens_for(1, 600), Book(), Book()
-    async with open_engine(config) as engine:
-        engine.listen_to_kv(book)
-        await answer(engine, ask(known, 2))
-    assert book.holds(Tier.DISK, known)
-    async with open_engine(config) as engine:
-        engine.listen_to_kv(again)
-        assert again.holds(Tier.DISK, known)
-    assert threading.get_ident() in book.threads[Tier.DISK]

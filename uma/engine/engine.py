@@ -474,8 +474,6 @@ class Engine:
     def listen_to_kv(self, listener: KvListener) -> None:
         """Call `listener` with every prefix that can be reused here, those of now first. See `kv.events`."""
         self.worker.listen(listener)
-        if self.archive is not None:
-            self.archive.listen(listener)
 
     def kv_events(
         self, block_size: int = DEFAULT_BLOCK_SIZE, algorithm: Algorithm = "xxh3", *, skip: int = 0

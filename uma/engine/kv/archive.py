@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 
 from uma.engine.kv.disk import DiskTier
-from uma.engine.kv.events import KvListener
 from uma.engine.kv.snapshots import Snapshot
 from uma.net.wakeup import Wakeup
 
@@ -60,10 +59,6 @@ class Archive:
         if self.dropped & (self.dropped - 1) == 0:  # the 1st, 2nd, 4th, 8th ...: the log of a slow disk stays short
             tokens = len(snapshot.tokens)
             _log.warning("cache_dir: a prefix of %d tokens was not written; %d so far", tokens, self.dropped)
-
-    def listen(self, listener: KvListener) -> None:
-        """See `DiskTier.listen`."""
-        self._disk.listen(listener)
 
     async def run(self) -> None:
         """Write what is queued; ends after `close`, once everything is written."""

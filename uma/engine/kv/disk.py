@@ -24,7 +24,7 @@ import trio
 import xxhash
 
 from uma.engine.kv.adapter_keys import keyed, place_of, plain, set_of
-from uma.engine.kv.events import KvEvents, KvListener, Run, Tier
+from uma.engine.kv.events import Tier
 from uma.engine.kv.prefix_index import PrefixIndex
 from uma.engine.kv.snapshots import LEAST_GAIN_TOKENS, Snapshot, usable
 from uma.errors import ConfigError
@@ -67,10 +67,6 @@ class _UsableFile(_File):
     reading: trio.Lock = attrs.field(factory=trio.Lock)
     """Held by the task that reads the file, so that requests which need it meanwhile wait for that one read."""
 
-    def whole(self) -> array[int]:
-        """Tokens of the file, for `kv.events.Run`."""
-        return self.tokens
-
     def usable(self, common: int) -> int:
         """See `Snapshot.usable`."""
         return usable(len(self.tokens), common, self.ends)
@@ -110,7 +106,6 @@ class DiskTier:
         """All files, those used longest ago first."""
         self.size_bytes = 0
         """Size of all files."""
-        self._events = KvEvents()
 
     async def open(self) -> None:
         """Read what the folder holds: the headers only."""
@@ -121,12 +116,6 @@ class DiskTier:
         """Whether a snapshot can be kept at all."""
         is_named = set_of(snapshot.tokens) < len(self._adapter_keys)
         return is_named and snapshot.size_bytes + HEADER_BYTES <= self._capacity_bytes
-
-    def listen(self, listener: KvListener) -> None:
-        """Call `listener` with all that is on disk, and from now on with every change."""
-        self._events.listeners = (*self._events.listeners, listener)
-        for entry in self._entries:
-            listener.stored(Tier.DISK, Run(0, len(entry.tokens), entry.whole))
 
     def offers(self, tokens: array[int]) -> bool:
         """Whether a file here can be worth reading for `tokens`, that is not in memory anyway."""
@@ -200,7 +189,6 @@ class DiskTier:
         self.size_bytes += file.size_bytes
         if isinstance(file, _UsableFile):
             self._entries.put(file.tokens, file)
-            self._events.stored(Tier.DISK, 0, len(file.tokens), file.whole)
         while self.size_bytes > self._capacity_bytes:
             self._remove(next(iter(self._files.values())))
 
@@ -210,7 +198,6 @@ class DiskTier:
         self.size_bytes -= file.size_bytes
         if isinstance(file, _UsableFile):
             self._entries.discard(file.tokens)
-            self._events.removed(Tier.DISK, 0, len(file.tokens), file.whole)
 
     def _remove(self, file: _File) -> None:
         self._forget(file)

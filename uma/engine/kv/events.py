@@ -1,10 +1,10 @@
 """KV events: the prefixes that this engine can reuse, as they change, for routers that send a prompt to the engine that
-knows its prefix.
+knows its prefix. What only the disk has must be read first: no reason to route a request here, so it reports nothing.
 
-Each tier reports runs of tokens: `tokens[start:end]` of a sequence that begins at its first token. A run is stored
-after the runs before it and removed before them, so whatever is held at a position is held at every position before it,
-within a tier. The same tokens can be stored more than once (two sequences computed them side by side, or two tiers hold
-them) and are removed as often; a listener counts.
+Each other tier reports runs of tokens: `tokens[start:end]` of a sequence that begins at its first token. A run is
+stored after the runs before it and removed before them, so whatever is held at a position is held at every position
+before it, within a tier. The same tokens can be stored more than once (two sequences computed them side by side, or two
+tiers hold them) and are removed as often; a listener counts.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class Tier(Enum):
     """Where KV is held."""
 
     CELLS = "cells"
-    """The context's own memory, by running sequences and by cache. Reported on the decode thread."""
+    """The context's own memory, by running sequences and by cache."""
     MEMORY = "memory"
-    """Snapshots in host memory. Reported on the decode thread."""
+    """Snapshots in host memory."""
     DISK = "disk"
-    """Snapshots as files. Reported on the Trio thread."""
+    """Snapshots as files. Not reported."""
 
 
 @attrs.frozen
@@ -40,8 +40,8 @@ class Run:
 
 
 class KvListener(Protocol):
-    """Called with every change, in order, on the thread that the tier names. Its methods return at once, never raise,
-    and call nothing of the engine.
+    """Called with every change, in order, on the decode thread. Its methods return at once, never raise, and call
+    nothing of the engine.
     """
 
     def stored(self, tier: Tier, run: Run) -> None:
@@ -55,7 +55,7 @@ class KvListener(Protocol):
 
 
 class KvEvents:
-    """Passes changes on to all listeners: one for the tiers of each thread. A tier without listeners builds nothing."""
+    """Passes changes on to all listeners, and builds nothing where there are none."""
 
     __slots__ = ("listeners",)
 

@@ -21,7 +21,7 @@ from uma.engine.kv.adapter_keys import keyed, place_of, plain
 from uma.engine.kv.events import Run, Tier
 
 TIERS = (Tier.CELLS, Tier.MEMORY)
-"""Where a prefix is at hand at once. What only the disk has must be read first: no reason to route a request here."""
+"""Tiers that report: a prefix is at hand there at once."""
 
 
 @attrs.define
@@ -52,7 +52,7 @@ class BlockLedger:
 
     def stored(self, tier: Tier, run: Run) -> None:
         """See `KvListener`."""
-        if self._completes_none(run) or tier not in TIERS:
+        if self._completes_none(run):
             return
         tokens, names = self._counted(run), list[int]()
         data, first = memoryview(tokens).cast("B"), 0
@@ -69,7 +69,7 @@ class BlockLedger:
 
     def removed(self, tier: Tier, run: Run) -> None:
         """See `KvListener`."""
-        if self._completes_none(run) or tier not in TIERS:
+        if self._completes_none(run):
             return
         data = memoryview(self._counted(run)).cast("B")
         gone: list[int] = []
@@ -84,8 +84,6 @@ class BlockLedger:
 
     def cleared(self, tier: Tier) -> None:
         """See `KvListener`."""
-        if tier not in TIERS:
-            return
         gone: list[int] = []
         for key, held in list(self._held.items()):
             held.counts[TIERS.index(tier)] = 0
