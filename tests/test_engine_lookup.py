@@ -50,16 +50,6 @@ def test_probabilities_fall_with_guesses_that_are_wrong_and_rise_with_those_that
     assert good.probabilities(4)[3] > before[3] > bad.probabilities(4)[3]
 
 
-def test_another_text_is_followed_for_as_long_as_it_agrees() -> None:
-    lookup = Lookup([7, 8])
-    lookup.follow([1, 2, 3, 4])
-    assert lookup.guess(9) == [1, 2, 3, 4]
-    lookup.push(1)
-    assert lookup.guess(2) == [2, 3]
-    lookup.push(9)
-    assert lookup.guess(2) == []
-
-
 def test_a_new_text_begins_with_what_others_have_shown() -> None:
     of_all = Calibration()
     first = Lookup([1, 2, 3] * 4, of_all)

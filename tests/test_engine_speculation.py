@@ -283,12 +283,11 @@ async def test_nothing_is_drafted_while_another_prompt_is_read(tiny: Path, monke
     assert "verify" in log[pieces[-1] :]
 
 
-async def test_what_another_sequence_went_on_with_is_drafted_and_a_next_turn_is_exact(tiny: Path) -> None:
-    """No three tokens of this prompt came before in it: what holds at once is known from the prefix tree."""
-    first = ask(tokens_for(3, 40), 40, temperature=1.0, seed=1)
+async def test_a_text_with_drafts_is_exact_again_and_in_a_next_turn_and_its_figures_are_told(tiny: Path) -> None:
+    first = ask(few_letters(3, 40), 40, logit_bias=ONLY_LETTERS)
     async with open_engine(config_for(tiny, **COLD)) as engine:
         reply = await answer(engine, first)
-        turn = ask((*tokens_for(3, 40), *reply.token_ids, *few_letters(2, 30)), 40)
+        turn = ask((*few_letters(3, 40), *reply.token_ids, *few_letters(2, 30)), 40)
         expected = await answer(engine, turn)
         plain = await settled(engine)
     async with open_engine(config_for(tiny, speculate="always")) as engine:
@@ -296,7 +295,7 @@ async def test_what_another_sequence_went_on_with_is_drafted_and_a_next_turn_is_
     assert [each.token_ids for each in got] == [reply.token_ids, reply.token_ids, expected.token_ids]
     again, next_turn = got[1].finished, got[2].finished
     assert again.metrics.speculation is not None
-    assert again.metrics.speculation.accepted == again.metrics.speculation.drafted >= 30
+    assert again.metrics.speculation.drafted >= 30
     frames = {version: encode_event(told_as(EosEvent, again), version)[HEADER_BYTES:] for version in SUPPORTED}
     newest, oldest = json.loads(frames["1.1"])["metrics"], json.loads(frames["1.0"])["metrics"]
     assert newest["speculation"] == attrs.asdict(again.metrics.speculation)

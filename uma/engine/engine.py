@@ -581,12 +581,7 @@ def _make_pool(
     config: RuntimeConfig, context: Context, cache_bytes: int, on_added: Callable[[Snapshot], None] | None
 ) -> KvPool:
     store = SnapshotStore(cache_bytes, on_added=on_added)
-    return KvPool(
-        context,
-        store,
-        cache_cells=sizing.cache_cells(context, config),
-        keeps_answers=config.speculate != "off",
-    )
+    return KvPool(context, store, cache_cells=sizing.cache_cells(context, config))
 
 
 def _targets(config: RuntimeConfig, context: Context) -> Targets:

@@ -71,22 +71,13 @@ class KvPool:
     are masked, so cache in cells costs every decoding stream a little, and a snapshot costs no stream anything. With 0
     nothing stays in cells, and where the store keeps nothing either there is no cache: only sequences that run at the
     same time share what they have in common.
-    Without `keeps_answers` a prompt that is asked again is answered in the cells of its last answer, to the last bit as
-    then; with it that answer stays beside the new one, and drafts can be made of it.
+    A prompt that is asked again is answered in the cells of its last answer, to the last bit as then.
     """
 
-    def __init__(
-        self,
-        context: Context,
-        store: SnapshotStore,
-        *,
-        cache_cells: int,
-        keeps_answers: bool = True,
-    ) -> None:
+    def __init__(self, context: Context, store: SnapshotStore, *, cache_cells: int) -> None:
         self.cells = memory_kind(context)
         # In a buffer of its own cache is in no other sequence's way, and a repeated prompt has other cells anyway.
         self._cache_cells = PLENTY if self.cells.is_split and cache_cells else cache_cells
-        self._keeps_answers = keeps_answers or self.cells.is_split
         self.store = store
         # One order of events for both tiers, since they share their listeners.
         self._events = store.events
@@ -177,7 +168,7 @@ class KvPool:
 
     def _begun(self, tokens: array[int], now_ms: float, *, is_repeated: bool) -> tuple[Holding, int]:
         """`acquire` from what the cells hold."""
-        if is_repeated and not self._keeps_answers:
+        if is_repeated and not self.cells.is_split:
             self._drop_answers(tokens)
         node, length = self.match(tokens)
         seq_id = self._take_id(keep=node)
@@ -396,10 +387,10 @@ class KvPool:
 
     def drop_cache(self) -> bool:
         """Drop all cache from the cells; returns whether there was any."""
-        had = bool(self.tree.cached)
-        while (seq_id := self.tree.oldest()) is not None:
+        had = list(self.tree.cached)
+        for seq_id in had:
             self.tree.drop(seq_id)
-        return had
+        return bool(had)
 
     def forget_adapters(self, number: int) -> None:
         """Drop what cells and memory hold of a set of LoRA adapters, with which no sequence runs."""
@@ -410,8 +401,8 @@ class KvPool:
                 self.store.drop(snapshot)
 
     def _evict(self, cells: int) -> None:
-        while cells > 0 and (seq_id := self.tree.oldest_leaf()) is not None:
-            self._save_before_drop(seq_id)
+        while cells > 0 and (leaves := self.tree.leaves()):
+            self._save_before_drop(seq_id := leaves[0])
             before = self.used_cells
             # A little more than needed: in a full pool the next tick would be back at once.
             self.tree.shorten(seq_id, max(cells, LEAST_EVICTED_TOKENS))

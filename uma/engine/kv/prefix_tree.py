@@ -220,29 +220,6 @@ class PrefixTree:
                         end = child
         return Match(best, most, end)
 
-    def continuation(self, tokens: array[int], most: int) -> array[int]:
-        """What another sequence went on with after exactly `tokens`: at most `most` tokens, none where none did."""
-        ahead = [self.root]
-        while ahead:
-            node = ahead.pop()
-            if node.end == len(tokens) and node.children:
-                return self._path_from(next(node.every_child()), 0, most)
-            for child in node.likely_children(tokens):
-                common = common_length(child.tokens, tokens, child.start)
-                if child.start + common == len(tokens) < child.end:
-                    return self._path_from(child, common, most)
-                if common == len(child.tokens):
-                    ahead.append(child)
-        return array("i")
-
-    def _path_from(self, node: Node, at: int, most: int) -> array[int]:
-        """Tokens of a run from its token `at` on, and of the longest used runs behind it."""
-        found = node.tokens[at : at + most]
-        while len(found) < most and node.children:
-            node = max(node.every_child(), key=lambda child: child.used_at)
-            found.extend(node.tokens[: most - len(found)])
-        return found
-
     def start(self, seq_id: int, node: Node, length: int, now_ms: float) -> Node:
         """Begin a running sequence with the first `length` tokens of `node`'s path; returns the node it ends in: the
         root, with nothing, where the cells could not be copied.
@@ -310,10 +287,6 @@ class PrefixTree:
         self._drop_covered(tip)
         return True
 
-    def oldest(self) -> int | None:
-        """The cached sequence id unused longest; None if nothing is cached."""
-        return min(self.cached, key=lambda seq_id: self.cached[seq_id].used_at, default=None)
-
     def newest(self) -> int | None:
         """The cached sequence id used last; None if nothing is cached."""
         return max(self.cached, key=lambda seq_id: self.cached[seq_id].used_at, default=None)
@@ -323,17 +296,13 @@ class PrefixTree:
         ends = [seq_id for seq_id, node in self.cached.items() if not node.children and node.locks == 0]
         return sorted(ends, key=lambda seq_id: self.cached[seq_id].used_at)
 
-    def oldest_leaf(self) -> int | None:
-        """The first of `leaves`; None if there is none."""
-        return next(iter(self.leaves()), None)
-
     def drop(self, seq_id: int) -> None:
         """Give up a cached sequence id. Only cells that no other id holds become free."""
         self.evictions += 1
         self._forget(self.cached[seq_id], seq_id)
 
     def shorten(self, seq_id: int, tokens: int) -> bool:
-        """Free up to `tokens` cells at the end of a cached leaf (see `oldest_leaf`).
+        """Free up to `tokens` cells at the end of a cached leaf (see `leaves`).
 
         Returns whether `seq_id` still holds anything: a used-up run passes it to the parent if no other id holds that.
         Where memory cannot be cut, all goes behind the checkpoint before.

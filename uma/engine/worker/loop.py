@@ -125,7 +125,7 @@ class DecodeWorker:
             self._guessing.append(ModelDrafter(settings.draft, vocab, self._runner.neighbours.before_batch, metrics))
         if settings.heads is not None:
             self._guessing.append(HeadDrafter(settings.heads, self._runner.neighbours.before_batch, metrics))
-        drafters: list[Drafter] = [] if settings.speculate == "mtp" else [LookupDrafter(pool, vocab)]
+        drafters: list[Drafter] = [] if settings.speculate == "mtp" else [LookupDrafter(vocab)]
         drafters += self._guessing
         self._speculator = Speculator(scheduler.cost, pool, context, settings.speculate, drafters, metrics)
         if settings.speculate != "off":

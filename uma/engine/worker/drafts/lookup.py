@@ -13,10 +13,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence as Rows
-from itertools import chain, islice
+from itertools import islice
 from weakref import WeakKeyDictionary
 
-from uma.engine.kv.pool import KvPool
 from uma.engine.worker.drafts.drafter import NOTHING, Calibration, Guess
 from uma.engine.worker.sequence import Sequence
 from uma.llama.vocab import Vocab
@@ -39,7 +38,7 @@ verified."""
 class Lookup:
     """One text's guesses. Belongs to one thread at a time."""
 
-    __slots__ = ("_agreed", "_calibration", "_count", "_last", "_next", "_place", "_source", "_tokens")
+    __slots__ = ("_agreed", "_calibration", "_count", "_last", "_next", "_place", "_tokens")
 
     def __init__(self, tokens: Rows[int], of_all: Calibration | None = None) -> None:
         """`of_all` is what other texts have shown."""
@@ -53,10 +52,8 @@ class Lookup:
         for end, ngram in enumerate(zip(*(islice(self._tokens, at, None) for at in range(NGRAM)), strict=False), NGRAM):
             self._next.append(self._last.get(ngram, 0))
             self._last[ngram] = end
-        self._source = self._tokens
-        """The text that is followed: this one, or another that began in the same way."""
         self._place = 0
-        """Index in it of the token that is expected next; 0: none is."""
+        """Index of the token that is expected next; 0: none is."""
         self._agreed = 0
         """Tokens up to there that agree with the end of the text."""
         self._calibration = Calibration(of_all)
@@ -77,7 +74,7 @@ class Lookup:
         tokens = self._tokens
         self._count += 1
         if self._place:
-            self._learn(is_accepted=self._source[self._place] == token)
+            self._learn(is_accepted=tokens[self._place] == token)
         tokens.append(token)
         if len(tokens) >= NGRAM:
             ngram = tuple(tokens[-NGRAM:])
@@ -85,26 +82,18 @@ class Lookup:
             self._last[ngram] = len(tokens)
         else:
             self._next.append(0)
-        if not self._place or self._place >= len(self._source):
+        if not self._place:
             self._find()
-
-    def follow(self, tokens: Rows[int]) -> None:
-        """Guess that `tokens` come next: another text went on with them after the very same beginning."""
-        # Its index 0 stands for "none", so one token stands before them.
-        self._source = array("i", chain((-1,), tokens))
-        self._place, self._agreed = 1, MAX_AGREED
 
     def guess(self, count: int) -> list[int]:
         """The next tokens, at most `count`; empty where nothing is guessed."""
         if not self._place:
             return []
-        source, place = self._source, self._place
-        found = list(source[place : place + count])
-        if source is self._tokens:
-            # A text that repeats itself at once goes on so: the guess follows its own beginning.
-            period = len(source) - place
-            while len(found) < count:
-                found.append(found[len(found) - period])
+        found = list(self._tokens[self._place : self._place + count])
+        # A text that repeats itself at once goes on so: the guess follows its own beginning.
+        period = len(self._tokens) - self._place
+        while len(found) < count:
+            found.append(found[len(found) - period])
         return found
 
     def probabilities(self, count: int) -> list[float]:
@@ -127,7 +116,7 @@ class Lookup:
     def _find(self) -> None:
         """Follow the earlier place that agrees with the end of the text for longest, of equals the last."""
         tokens, size = self._tokens, len(self._tokens)
-        self._source, self._place, self._agreed = tokens, 0, 0
+        self._place, self._agreed = 0, 0
         place = self._next[size] if size < len(self._next) else 0
         for _ in range(MAX_PLACES):
             if not place:
@@ -149,8 +138,7 @@ def _likelihood(agreed: int) -> float:
 class LookupDrafter:
     """A `Drafter` whose guesses take no time. Texts are followed from the first time that drafts could pay."""
 
-    def __init__(self, pool: KvPool, vocab: Vocab) -> None:
-        self._pool = pool
+    def __init__(self, vocab: Vocab) -> None:
         self._vocab = vocab
         self._of_all = Calibration()
         """What all texts have shown: what a new one begins with."""
@@ -192,8 +180,6 @@ class LookupDrafter:
         lookup = self._lookups.get(sequence)
         if lookup is None:
             lookup = self._lookups[sequence] = Lookup(sequence.tokens, self._of_all)
-            if ahead := self._pool.tree.continuation(sequence.cache_key(sequence.tokens), sequence.max_tokens):
-                lookup.follow(ahead)
         else:
             lookup.catch_up(sequence.tokens)
         return lookup
