@@ -12,8 +12,9 @@ from subprocess import DEVNULL, PIPE
 import pytest
 import trio
 from http_server import ServeModels, running_http
+from pty_screen import Terminal
 
-from harness import ServerProcess, ask, run_to_end, running_server, short_directory, uma_command, until
+from harness import ServerProcess, ask, clean_environ, run_to_end, running_server, short_directory, uma_command, until
 from uma import LLM
 from uma.client import PAUSED, connect
 from uma.types import Finished, Request, SamplingParams, Token
@@ -53,6 +54,11 @@ def test_what_runs_stands_still_what_comes_waits_and_both_go_on(server: ServerPr
         with pytest.warns(UserWarning, match=f"^{PAUSED}$"), LLM(socket=server.socket):
             pass
         assert "paused: `uma resume`" in command("top", server)
+        asks = uma_command("decide", __file__, "--yes", "Is it?", "--socket", str(server.socket))
+        with Terminal(asks, clean_environ(), columns=120) as terminal:
+            terminal.wait_for(f"text 1 of {Path(__file__).read_text(encoding='utf-8').count(chr(10))}: {PAUSED}")
+            terminal.type("\x03")
+            assert terminal.wait() == 130
         raw.send({"event": "cancel", "id": "runs"})
         assert raw.last_of("runs")["reason"] == "cancelled"
         assert generated(server) == begun

@@ -21,6 +21,7 @@ from uma.models.catalog import ModelFile
 COLUMNS = ("name", "parameters", "kind", "sees", "quantization", "context", "size", "fits", "from")
 SPARE = ("from", "kind", "parameters", "quantization", "context")
 """Columns that a narrow terminal goes without, the first first."""
+USES = "`uma chat NAME` talks with one, `uma run` serves all; a file is named by its path"
 
 
 def main(options: argparse.Namespace) -> int:
@@ -79,6 +80,6 @@ def _row(model: ModelFile, memory: int) -> tuple[str, ...]:
 
 def _advice(folder: Path | None, *, is_empty: bool) -> str:
     if folder is None:
-        return "Load one with --model NAME, any file by its path; set UMA_MODELS to a folder of GGUF files of your own"
+        return f"{USES}; set UMA_MODELS to a folder of GGUF files of your own"
     holds = ", which holds no GGUF file" if is_empty else ""
-    return f"Load one with --model NAME, any file by its path; UMA_MODELS is {folder}{holds}"
+    return f"{USES}; UMA_MODELS is {folder}{holds}"
