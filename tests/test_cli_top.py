@@ -412,6 +412,8 @@ def test_several_models_are_watched_none_is_loaded_by_that_and_their_requests_ar
                     assert raw.head()[0] == 200
                     terminal.wait_for("beta of 2 models")
                     terminal.wait_for("watched/1")
+                    over_http = uma_told("top", "--once", "--url", server.url).stdout
+                    assert "beta of 2 models" in over_http
                     terminal.type("jx")
                     terminal.wait_until(
                         lambda: any(" to beta (" in line and "y: yes" in line for line in terminal.screen),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from http.client import HTTPException
@@ -81,7 +81,12 @@ class SocketFeed:
         name, slots, rss_bytes = info.model.name, info.limits.max_sequences, _rss_bytes(pid)
         if models:
             loaded = [model for model in models if model.state == "loaded"]
-            name = f"{', '.join(model.name for model in loaded) or 'none'} of {len(models)} models"
+            name = _of_several(
+                (model.name, None if model.state == "loaded" else model.loading_percent or 0, model.waiting)
+                for model in models
+                if model.state in ("loaded", "loading") or model.waiting
+            )
+            name += f" of {len(models)} models"
             name += "".join(f"; {model.name} {model.yielded}" for model in models if model.yielded)
             slots = 0  # each has its own, so when one that waits begins is not known
             rss_bytes = None if rss_bytes is None else rss_bytes + sum(model.taken_bytes for model in loaded)
@@ -94,6 +99,19 @@ class SocketFeed:
         if self._client is None:
             raise ConnectionLost(f"{self.where}: only a server that is heard of ends requests from here")
         return await self._client.end_request(number)
+
+
+def _of_several(models: Iterable[tuple[str, int | None, int]]) -> str:
+    """`alpha, beta (loading 40 %, 2 wait)`: names of those that are loaded, and how far those are that are waited for,
+    and by how many requests.
+    """
+    return (
+        ", ".join(
+            name if percent is None else f"{name} (loading {percent} %, {waiting:,} wait)"
+            for name, percent, waiting in models
+        )
+        or "none"
+    )
 
 
 def _rss_bytes(pid: int | None) -> int | None:
@@ -123,8 +141,8 @@ class HttpFeed:
     async def _follow_once(self, post: Post) -> None:
         info = await _in_thread(self._server.read_json, "GET", "/ui/api/info")
         try:
-            several = info.get("models")
-            model = f"{len(several)} models" if several else str(info["model"]["called"])
+            of_all = f" of {len(info['models'])} models" if info.get("models") else ""
+            model = str(info["model"]["called"])
         except (LookupError, TypeError):
             raise ConnectionLost(f"{self.where}: what answers there is no UMA server") from None
         with self._server.connection() as connection:
@@ -140,7 +158,8 @@ class HttpFeed:
                     if name == b"own":
                         own = frozenset(values["ids"])
                     else:
-                        post(self._frame(model, own, values))
+                        far = ((of["name"], of.get("loading_percent"), of.get("waiting", 0)) for of in values["models"])
+                        post(self._frame(_of_several(far) + of_all if of_all else model, own, values))
         raise ConnectionLost(f"{self.where}: the server went away")
 
     def _frame(self, model: str, own: frozenset[str], values: dict[str, Any]) -> Frame:
