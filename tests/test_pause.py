@@ -57,6 +57,7 @@ def test_what_runs_stands_still_what_comes_waits_and_both_go_on(server: ServerPr
         asks = uma_command("decide", __file__, "--yes", "Is it?", "--socket", str(server.socket))
         with Terminal(asks, clean_environ(), columns=120) as terminal:
             terminal.wait_for(f"text 1 of {Path(__file__).read_text(encoding='utf-8').count(chr(10))}: {PAUSED}")
+            assert f'"decide-{terminal.process.pid}-1"' in command("top", server, "--json")
             terminal.type("\x03")
             assert terminal.wait() == 130
         raw.send({"event": "cancel", "id": "runs"})

@@ -217,8 +217,8 @@ class Client:
 
     async def decide(self, request: DecisionRequest) -> Decisions:
         """See `Source.decide`. Raises `BadRequest` where the server is too old to know the question, too."""
-        id = self._fresh_id()
-        sent = attrs.evolve(request, id=id, metadata=with_span(request.metadata))
+        id = request.id if request.id not in self._questions.keys() | self._streams.keys() else self._fresh_id()
+        sent = attrs.evolve(request, id=id, metadata=with_span(request.metadata))  # `activity` tells of it by this id
         answer = await self._ask_whole(id, DecideQuery(sent, self._sender()))
         assert isinstance(answer, DecideEvent)
         decisions: Decisions = carried(answer)
