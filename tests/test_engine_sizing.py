@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -258,6 +258,12 @@ async def test_what_cannot_share_cells_says_so(tmp_path: Path, kind: Kind, layou
         assert engine.info.capabilities.prefix_sharing.partition(":")[0].startswith(how)
 
 
+@pytest.fixture(scope="module")
+def gemma() -> Iterator[Model]:
+    with Model.load(real_model("gemma3")) as model:
+        yield model
+
+
 @pytest.mark.parametrize(
     ("settings", "sequences", "is_full"),
     [
@@ -272,19 +278,15 @@ async def test_what_cannot_share_cells_says_so(tmp_path: Path, kind: Kind, layou
     ids=str,
 )
 def test_windows_are_small_where_full_ones_are_large_beside_the_weights(
-    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], sequences: int, *, is_full: bool
+    gemma: Model, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], sequences: int, *, is_full: bool
 ) -> None:
     monkeypatch.setattr(sizing, "free_memory_bytes", lambda: 16 * GIB)
-    with Model.load(real_model("gemma3")) as model:
-        params = Ledger(RuntimeConfig(**settings), model.shape).context_params()
-        assert (params.swa_full, params.guards_window, params.n_seq_max // (1 + is_full)) == (
-            is_full,
-            is_full,
-            sequences,
-        )
-        if not settings:
-            assert params.n_ctx == 2 * model.n_ctx_train
-            assert params.kv_bytes(model.shape) < attrs.evolve(params, swa_full=True).kv_bytes(model.shape) / 2
+    params = Ledger(RuntimeConfig(**settings), gemma.shape).context_params()
+    found = params.swa_full, params.guards_window, params.n_seq_max // (1 + is_full)
+    assert found == (is_full, is_full, sequences)
+    if not settings:
+        assert params.n_ctx == 2 * gemma.n_ctx_train
+        assert params.kv_bytes(gemma.shape) < attrs.evolve(params, swa_full=True).kv_bytes(gemma.shape) / 2
 
 
 def test_where_memory_is_short_small_windows_leave_it_for_a_longer_context(

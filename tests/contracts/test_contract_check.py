@@ -12,7 +12,6 @@ from typing import Any, Literal
 import attrs
 import pytest
 from http_server import HttpServer, running_http
-from reference import real_model
 from script_model import SWITCHED, THOUGHT, write_script_model
 
 from harness import ONE_THREAD, RunInProcessText, ServerProcess, running_server, short_directory
@@ -40,19 +39,14 @@ def test_everything_the_server_claims_is_true(server: ServerProcess, uma_told: R
     assert names <= {each["claim"] for each in found}
 
 
-@pytest.fixture(scope="module")
-def web() -> Iterator[HttpServer]:
-    """The real server with HTTP."""
-    with short_directory() as directory, running_http(directory) as process:
-        yield process
-
-
-def test_everything_the_server_claims_is_true_over_http_too(web: HttpServer, uma_told: RunInProcessText) -> None:
-    done = uma_told("contract", "check", "--http", web.url)
+def test_everything_the_server_claims_is_true_over_http_too(
+    http_server: HttpServer, uma_told: RunInProcessText
+) -> None:
+    done = uma_told("contract", "check", "--http", http_server.url)
     head, *found = done.stdout.splitlines()
     assert done.returncode == 0, done.stdout
     assert head.split() == ["claim", "declared", "proven", "what", "was", "seen"]
-    by_socket = [each.name for each in claims_of(SocketProbe(web.process.socket).introduce())]
+    by_socket = [each.name for each in claims_of(SocketProbe(http_server.process.socket).introduce())]
     assert [line.partition("  ")[0] for line in found] == by_socket
 
 
@@ -60,9 +54,9 @@ def test_everything_the_server_claims_is_true_over_http_too(web: HttpServer, uma
     ("claim", "tampers"),
     [("sampling: seed", "forgets_the_seed"), ("streaming", "miscounts"), ("sampling: entropy_dial", "hides_warnings")],
 )
-def test_a_false_claim_is_found_over_http_too(web: HttpServer, claim: str, tampers: str) -> None:
-    assert is_proven(claim, Liar(HttpProbe(HttpClient(web.url))))
-    assert not is_proven(claim, Liar(HttpProbe(HttpClient(web.url)), tampers=globals()[tampers]))
+def test_a_false_claim_is_found_over_http_too(http_server: HttpServer, claim: str, tampers: str) -> None:
+    assert is_proven(claim, Liar(HttpProbe(HttpClient(http_server.url))))
+    assert not is_proven(claim, Liar(HttpProbe(HttpClient(http_server.url)), tampers=globals()[tampers]))
 
 
 @pytest.mark.parametrize(
@@ -148,10 +142,6 @@ async def check_poolings(model: Path, pooling: Literal["mean", "cls", "last"], c
 @pytest.mark.parametrize("pooling", POOLINGS)
 async def test_each_pooling_proves_itself_and_no_other(tiny: Path, pooling: Literal["mean", "cls", "last"]) -> None:
     await check_poolings(tiny, pooling, POOLINGS)
-
-
-async def test_so_does_the_mean_of_a_real_model_whose_every_state_hangs_on_its_first_token() -> None:
-    await check_poolings(real_model("smollm2"), "mean", ("mean",))
 
 
 @pytest.mark.parametrize("template", [CHATML, None])

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 from engine_world import answer, config_for
-from http_server import HttpServer, running_http
+from http_server import HttpServer
 
-from harness import short_directory
 from uma.contracts.health import (
     HealthCheckPayload,
     HealthCheckResult,
@@ -71,13 +69,6 @@ async def test_the_built_in_engine_passes_both_forms_of_the_check() -> None:
 # Over HTTP
 
 
-@pytest.fixture(scope="module")
-def web() -> Iterator[HttpServer]:
-    """The real server with HTTP."""
-    with short_directory() as directory, running_http(directory) as process:
-        yield process
-
-
 @pytest.mark.parametrize(
     "payload",
     [
@@ -87,21 +78,21 @@ def web() -> Iterator[HttpServer]:
         {"type": "embedding", "token_ids": [1, 300]},
     ],
 )
-def test_a_working_server_passes_each_kind_of_check(web: HttpServer, payload: dict[str, Any]) -> None:
-    got = web.ask("POST", "/health/check", {"timeout_ms": 60_000, **payload})
+def test_a_working_server_passes_each_kind_of_check(http_server: HttpServer, payload: dict[str, Any]) -> None:
+    got = http_server.ask("POST", "/health/check", {"timeout_ms": 60_000, **payload})
     result = parse(got.json, HealthCheckResult)
     assert (got.status, result.error) == (200, None)
     assert is_healthy(result, 60_000)
     assert result.tokens_generated == payload.get("max_tokens", 1)
 
 
-def test_a_check_that_takes_longer_than_its_timeout_fails(web: HttpServer) -> None:
-    got = web.ask("POST", "/health/check", {"type": "generation", "timeout_ms": 100, "max_tokens": 2_000})
+def test_a_check_that_takes_longer_than_its_timeout_fails(http_server: HttpServer) -> None:
+    got = http_server.ask("POST", "/health/check", {"type": "generation", "timeout_ms": 100, "max_tokens": 2_000})
     assert (got.status, got.json["success"], got.json["error"]) == (503, False, "timeout: no answer within 100 ms")
 
 
-def test_a_check_that_is_wrong_itself_is_the_client_s_mistake(web: HttpServer) -> None:
-    with web.connect() as raw:
+def test_a_check_that_is_wrong_itself_is_the_client_s_mistake(http_server: HttpServer) -> None:
+    with http_server.connect() as raw:
         got = raw.ask("POST", "/health/check", {"type": "prayer", "hurry": True})
         beyond = raw.ask("POST", "/health/check", {"type": "generation", "token_ids": [10**6]})
     assert (got.status, beyond.status) == (400, 400)

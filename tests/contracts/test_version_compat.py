@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from http_server import Answered, HttpServer, RawHttp, running_http
+from http_server import Answered, HttpServer, RawHttp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness import short_directory
 from uma.contracts.card import CARD_VERSION
 from uma.contracts.versions import CONTRACT_VERSIONS, PROTOCOL_HEADER, SERVER_HEADER, negotiate_version
 from uma.errors import VersionMismatch
@@ -68,27 +66,20 @@ def test_what_is_no_version_is_refused_and_quoted_in_part(word: str) -> None:
     assert len(refused.value.message) < 200
 
 
-@pytest.fixture(scope="module")
-def web() -> Iterator[HttpServer]:
-    """The real server with HTTP."""
-    with short_directory() as directory, running_http(directory) as process:
-        yield process
-
-
-def answered(web: HttpServer, **headers: str) -> Answered:
-    connection = RawHttp(web.port)
+def answered(http_server: HttpServer, **headers: str) -> Answered:
+    connection = RawHttp(http_server.port)
     connection.send("GET", "/v1/models", **headers)
     got = connection.answer()
     connection.close()
     return got
 
 
-def test_every_http_answer_names_the_versions_of_contract_and_server(web: HttpServer) -> None:
-    headers = answered(web).headers
+def test_every_http_answer_names_the_versions_of_contract_and_server(http_server: HttpServer) -> None:
+    headers = answered(http_server).headers
     assert headers[PROTOCOL_HEADER.lower()] == CONTRACT_VERSIONS[-1]
     assert headers[SERVER_HEADER.lower()].startswith("uma/")
 
 
 @pytest.mark.parametrize(("version", "status"), [("1.0", 200), ("1.7", 200), ("2.0", 400), ("new", 400)])
-def test_a_client_with_another_major_is_refused_over_http(web: HttpServer, version: str, status: int) -> None:
-    assert answered(web, **{PROTOCOL_HEADER: version}).status == status
+def test_a_client_with_another_major_is_refused_over_http(http_server: HttpServer, version: str, status: int) -> None:
+    assert answered(http_server, **{PROTOCOL_HEADER: version}).status == status
