@@ -58,8 +58,14 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 # How long an example takes says how busy this machine is, and nothing of a claim. The examples are the same in every
 # run, so that a run says something of the change before it; `HYPOTHESIS_PROFILE=explore` looks for new ones.
-settings.register_profile("uma", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
-settings.register_profile("explore", settings.get_profile("uma"), derandomize=False, print_blob=True)
+settings.register_profile(
+    "uma",
+    max_examples=50,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+    derandomize=True,
+)
+settings.register_profile("explore", settings.get_profile("uma"), max_examples=200, derandomize=False, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "uma"))
 
 

@@ -14,7 +14,7 @@ import jsonschema
 import numpy as np
 import pytest
 from chat_templates import TEMPLATES, WRITTEN, family_of
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from json_schemas import CHECKER
 from test_chat_parser import SOUP_WORDS
@@ -155,7 +155,7 @@ def parsed(
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15)
 @given(seed=st.integers(0, 2**32), must_call=st.booleans(), is_parallel=st.booleans(), begins=st.booleans())
 def test_every_call_that_is_parsed_validates(
     vocab: Vocab,

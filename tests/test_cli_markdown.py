@@ -90,7 +90,7 @@ def test_an_answer_drawn_piece_by_piece_is_left_as_if_drawn_at_once(columns: int
     assert without_blanks(shown(in_pieces(TEXT), columns, lines)) == without_blanks(shown([TEXT], columns, lines))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.text(st.sampled_from("ab *`-1.\n#~>  |[]()"), max_size=12), max_size=12), st.integers(5, 60))
 def test_no_markdown_is_lost_or_left_twice(pieces: list[str], columns: int) -> None:
     assert "".join(shown(pieces, columns, 200).split()) == "".join(shown(["".join(pieces)], columns, 200).split())

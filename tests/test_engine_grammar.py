@@ -19,7 +19,7 @@ import pytest
 import trio
 import trio.testing
 from engine_world import Answer, alone, answer, answers, ask, at_once, config_for, tokens_for
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from json_schemas import CHECKER, schemas
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
@@ -60,7 +60,7 @@ def llm(tiny: Path) -> Iterator[LLM]:
         yield llm
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25)
 @given(asked=st.lists(schemas, min_size=1, max_size=6), seed=st.integers(0, 2**31))
 def test_every_output_that_ends_by_itself_validates(llm: LLM, asked: list[dict[str, Any]], seed: int) -> None:
     asked = [*asked, {"enum": [1, 2]}]  # the last one ends by itself always

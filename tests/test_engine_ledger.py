@@ -11,7 +11,7 @@ from typing import Any, cast
 import attrs
 import pytest
 from engine_world import answer, ask
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from models import write_large_cells, write_model
@@ -44,7 +44,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Model]]:
         model.close()
 
 
-@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     which=st.integers(0, 4),
     free_mib=st.integers(1, 40_000),

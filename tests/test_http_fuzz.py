@@ -201,9 +201,7 @@ def test_no_request_to_any_endpoint_is_a_fault_of_the_server_and_nothing_is_left
     hosted: HostedHttp, reranker: HostedHttp
 ) -> None:
     @given(fields(), st.lists(places, min_size=WAYS, max_size=WAYS), st.integers(0, 2**32))
-    @settings(
-        max_examples=-(-REQUESTS // (WAYS * (len(BODIES) + 1))), deadline=None, suppress_health_check=list(HealthCheck)
-    )
+    @settings(max_examples=-(-REQUESTS // (WAYS * (len(BODIES) + 1))), suppress_health_check=list(HealthCheck))
     def send_all(values: dict[str, list[Any]], gets: list[str], seed: int) -> None:
         random = Random(seed)
         asked: list[tuple[str, str, Any]] = [
@@ -222,7 +220,6 @@ def test_no_request_to_any_endpoint_is_a_fault_of_the_server_and_nothing_is_left
 
 
 @given(st.sampled_from([path for method, path, *_ in ENDPOINTS if method == "POST"]), st.binary(max_size=60))
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_bytes_that_are_no_request_are_refused(hosted: HostedHttp, path: str, body: bytes) -> None:
     raw = RawHttp(hosted.port)
     try:

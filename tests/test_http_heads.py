@@ -10,7 +10,7 @@ import pytest
 import trio
 from engine_world import config_for
 from http_server import HostedHttp, hosted_http
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from harness import until
@@ -92,7 +92,6 @@ methods = st.sampled_from([b"GET", b"HEAD", b"POST", b"OPTIONS", b"CONNECT", b"P
 @given(methods, st.lists(st.tuples(names, values), max_size=6), st.binary(max_size=8))
 @example(b"GET", [(b"transfer-encoding", b"")], b"")
 @example(b"GET", [(b"origin", b"http://[")], b"health")
-@settings(max_examples=300, deadline=None)
 def test_no_head_is_a_fault_of_the_server(
     hosted: HostedHttp, method: bytes, head: list[tuple[bytes, bytes]], path: bytes
 ) -> None:

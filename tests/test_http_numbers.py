@@ -216,7 +216,7 @@ def test_what_is_nested_too_deep_is_told_as_that() -> None:
         read_object(nested(2_000))
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.lists(numbers, min_size=1, max_size=40))
 def test_any_number_s_spelling_survives_from_the_request_to_the_prompt(booker: HostedHttp, spelled: list[str]) -> None:
     order, listed = spelled[0], f"[{', '.join(spelled)}]"

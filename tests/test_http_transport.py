@@ -13,7 +13,7 @@ import trio
 import trio.testing
 from engine_world import config_for
 from http_server import hosted_http
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from harness import PATIENCE_SEC
@@ -185,7 +185,6 @@ class Sink:
 
 
 @given(st.lists(st.binary(max_size=200), min_size=1, max_size=6), st.lists(st.integers(1, 90), max_size=40))
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_pipelined_requests_are_answered_in_order_wherever_their_bytes_are_cut(
     bodies: list[bytes], cuts: list[int]
 ) -> None:

@@ -334,7 +334,7 @@ class TestPool:
 
     @pytest.mark.parametrize("machine", [PoolLives, SplitPoolLives, StatePoolLives, SplitStatePoolLives])
     def test_tokens_that_are_told_to_be_there_really_are(self, machine: type[PoolLives]) -> None:
-        run_state_machine_as_test(machine, settings=settings(max_examples=150, stateful_step_count=30, deadline=None))
+        run_state_machine_as_test(machine, settings=settings(max_examples=60, stateful_step_count=30))
 
     @pytest.mark.parametrize("refuses", [False, True])
     def test_where_llama_takes_no_copy_of_a_state_a_sequence_begins_with_nothing(

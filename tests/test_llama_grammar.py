@@ -15,7 +15,7 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, reject, settings
+from hypothesis import given, reject
 from hypothesis import strategies as st
 from json_schemas import CHECKER, FORMATS, schemas
 from llguidance import LLParserLimits
@@ -72,7 +72,6 @@ def walk(vocab: Vocab, masks: GrammarMasks, state: GrammarState, random: Random)
     return b"".join(map(vocab.piece, tokens)).decode()
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(schema=schemas, seed=st.integers(0, 2**32))
 def test_every_walk_through_a_schemas_grammar_validates(
     vocab: Vocab, compiler: GrammarCompiler, masks: GrammarMasks, schema: dict[str, Any], seed: int
@@ -403,7 +402,6 @@ def test_each_other_kind_of_grammar_holds(
         assert re.fullmatch(matches, walk(vocab, masks, compiler.compile(grammar), Random(seed)))
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     words=st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1), min_size=1, max_size=8),
     seed=st.integers(0, 2**32),

@@ -127,7 +127,7 @@ async def test_an_engine_s_answers_are_those_of_a_context_that_kept_its_zeros(
     assert sum(given_back) > 16 * MIB
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(written=st.dictionaries(st.integers(0, 32 * MIB - 1), st.integers(1, 255), max_size=6))
 def test_what_is_written_stays(written: dict[int, int]) -> None:
     new = pages.NewPages()

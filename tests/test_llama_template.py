@@ -166,7 +166,6 @@ GROWS = "{% set ns = namespace(x='x') %}{% for m in messages %}LOOP{% endfor %}{
 @pytest.mark.parametrize(
     "source",
     [
-        "{% for a in messages %}{% for b in messages %}{% for c in messages %}x{% endfor %}{% endfor %}{% endfor %}",
         GROWS.replace("LOOP", "{% set ns.x = ns.x ~ ns.x %}"),
         GROWS.replace("LOOP", "{% set ns.x = ns.x + ns.x %}"),
         GROWS.replace("LOOP", "{% set ns.x = ns.x | replace('x', 'xxxx') %}"),
@@ -176,18 +175,19 @@ GROWS = "{% set ns = namespace(x='x') %}{% for m in messages %}LOOP{% endfor %}{
         "{{ '{:10000000000}'.format(1) }}",
     ],
 )
-def test_no_template_and_no_conversation_outlasts_the_deadline_or_takes_the_memory(source: str) -> None:
+def test_no_template_and_no_conversation_takes_the_memory(source: str) -> None:
     talk = tuple(Message("user", str(number)) for number in range(3_000))
     assert "chat template fails" in refusal(source, talk)
 
 
-def test_after_a_rendering_that_was_killed_the_next_one_is_right() -> None:
+def test_after_a_rendering_that_was_killed_the_next_one_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("uma.llama.render_process.DEADLINE_SEC", 0.2)
     source = (
         "{% if messages[0].content == 'slow' %}{% for a in messages %}{% for b in messages %}{% for c in messages %}"
     )
     source += "{% endfor %}{% endfor %}{% endfor %}{% endif %}{{ messages[0].content }}"
     template = ChatTemplate(source, "", "")
-    with pytest.raises(TemplateError, match=r"takes longer than 2 s"):
+    with pytest.raises(TemplateError, match=r"takes longer than 0\.2 s"):
         template.render([Message("user", "slow")] * 1_000)
     assert template.render([Message("user", "quick")] * 1_000) == "quick"
     template.close()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from models import BOS, EOS, IM_END, IM_START, N_VOCAB, SHOWN, write_model
@@ -69,7 +69,6 @@ def test_a_piece_may_be_half_a_character(vocab: Vocab) -> None:
     assert [vocab.piece(token) for token in tokens] == [b"\xe2", b"\x82", b"\xac"], "and so again from the cache"
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(st.characters(exclude_categories=["Cs"])))
 def test_any_text_comes_back_as_it_was(vocab: Vocab, text: str) -> None:
     assert text_of(vocab, ids(vocab, text)) == text

@@ -103,7 +103,7 @@ def test_the_tightest_target_in_play_counts() -> None:
     assert max(stream.gaps_ms[LEARNING_TICKS:]) <= 1.3 * 30.0
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25)
 @given(
     st.floats(0.5, 100),  # a decode step
     st.floats(0.02, 1.0),  # of it, what a batch of any size takes
@@ -162,7 +162,7 @@ REQUESTS = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25)
 @given(REQUESTS, st.sampled_from((0.2, 1.0, 5.0)))
 def test_every_row_that_is_admitted_finishes_and_streams_never_stop(
     requests: list[tuple[int, int, int, int, float | None]], slow: float
@@ -180,7 +180,7 @@ def test_every_row_that_is_admitted_finishes_and_streams_never_stop(
         assert max(asked.gaps_ms, default=0.0) <= longest_wait(world) + held + 1e-6
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(2_000, 6_000), st.integers(5, 60), st.integers(1, 4))
 def test_a_long_prompt_is_read_although_short_ones_keep_overtaking_it(long: int, short: int, every: int) -> None:
     world = warm_world(Machine())
@@ -248,7 +248,7 @@ def test_a_tick_that_made_streams_late_is_followed_by_one_without_prefill() -> N
 
 
 # Of steps that take longer still, as many more as `TUNING.max_steps` do not supply the reader.
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(1, 20), st.floats(0.0, 36.0))
 def test_decode_steps_that_take_longer_than_predicted_leave_no_reader_without_tokens_during_the_piece(
     ticks: int, longer_ms: float
@@ -264,6 +264,7 @@ def test_decode_steps_that_take_longer_than_predicted_leave_no_reader_without_to
     assert stream.row.last_token_ms + tick.plan.pace_ms >= tick.began_ms + tick.took_ms
 
 
+@settings(max_examples=25)
 @given(st.floats(0, 1_000), st.floats(0, 1_000), st.floats(1, 250), st.floats(0.1, 250))
 def test_no_more_steps_are_added_than_supply_the_readers(
     needed_ms: float, lead: float, pace: float, step_ms: float

@@ -35,7 +35,7 @@ def mixed_share(world: World) -> float:
     return sum(tick.plan.is_mixed for tick in reading) / len(reading)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.floats(0.0, 3.0), st.sampled_from((0.1, 1.0, 3.0)))
 def test_no_reader_waits_whatever_a_mixed_batch_takes(mixing: float, slowdown: float) -> None:
     _, stream, _ = storm(Machine(mixing=mixing, slowdown=slowdown))

@@ -15,7 +15,7 @@ from uma.engine.policy.state import MAX_PAST, FairShares
 BATCH = 512
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.lists(st.integers(128, 900), min_size=1, max_size=4),
     st.lists(st.integers(128, 900), min_size=1, max_size=4),
@@ -54,7 +54,7 @@ def test_an_editor_waits_for_one_prompt_of_a_program_that_has_fifty(prompt: int)
     assert first_ms(50) <= 2 * first_ms(0) + batch_ms
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(1_000, 4_000), st.integers(1, 200))
 def test_a_long_prompt_is_read_although_new_clients_keep_coming(long: int, short: int) -> None:
     world = World.of_known(Machine())

@@ -247,7 +247,7 @@ class TreeLives(RuleBasedStateMachine):
         assert (self.tree.total_tokens, self.tree.protected_tokens, self.tree.node_count) == (0, 0, 0)
 
 
-TreeLives.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TreeLives.TestCase.settings = settings(stateful_step_count=40)
 TestTreeLives = TreeLives.TestCase
 
 

@@ -687,7 +687,7 @@ class AnySession(RuleBasedStateMachine):
 
 
 TestAnySession = AnySession.TestCase
-TestAnySession.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestAnySession.settings = settings(stateful_step_count=30)
 
 
 # The client's side.

@@ -12,7 +12,7 @@ import attrs
 import jsonschema
 import pytest
 from chat_templates import TEMPLATES, family_of
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from llguidance import LLInterpreter, LLMatcher, LLTokenizer
 from reference import template, template_names, vocabulary, vocabulary_names
@@ -46,7 +46,7 @@ TOOLS = (
 SCHEMAS = {tool.name: schema_of(tool) for tool in TOOLS}
 LONGEST = 1_000
 """Maximum tokens of one text here."""
-RELAXED = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+RELAXED = settings(max_examples=15)
 
 
 VOCABULARIES = [
