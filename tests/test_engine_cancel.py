@@ -126,7 +126,7 @@ async def test_a_cancel_has_no_other_request_read_anything_again(
     model: Path, layout: str, contexts: list[HaltingContext]
 ) -> None:
     config = config_for(model, kv_unified=layout, n_ctx=16_384, max_sequences=8)
-    talk, streams = ask(PROMPT[:300], 8), [ask(tokens_for(seed, 60), 1_000, id=str(seed)) for seed in (2, 3, 4)]
+    talk, streams = ask(PROMPT[:300], 8), [ask(tokens_for(seed, 60), 400, id=str(seed)) for seed in (2, 3, 4)]
     got: dict[str, Answer] = {}
     async with open_engine(config) as engine:
         first, context = await answer(engine, talk), contexts[0]

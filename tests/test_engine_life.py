@@ -115,7 +115,7 @@ async def test_a_prompt_that_is_being_read_can_be_cancelled(tiny: Path) -> None:
 
 
 async def test_a_follower_goes_on_when_its_leader_is_cancelled(tiny: Path) -> None:
-    common = tokens_for(1, 6_000)
+    common = tokens_for(1, 4_000)
     async with open_engine(config_for(tiny, n_ctx=8_192)) as engine:
         expected = await answer(engine, ask((*common, 1), 5))
     config = config_for(tiny, n_ctx=8_192, n_batch=32, n_ubatch=32)
