@@ -74,7 +74,7 @@ def test_a_template_shows_how_calls_are_written(name: str) -> None:
 
 
 def test_the_page_has_every_family_that_is_known_by_hand() -> None:
-    page = (Path(__file__).parent.parent / "docs" / "tools.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parent.parent / "docs" / "templates.md").read_text(encoding="utf-8")
     assert set(re.findall(r"^\| `(.*?)`", page, re.MULTILINE)) == BY_HAND - {"gemma-4"} | (
         {"functionary", "kimi-k3", "lfm2", "minimax-m3", "muse", "phi"}
     )

@@ -1,4 +1,4 @@
-"""docs/http.md is true: every curl line in it works as it stands, and every endpoint is in it."""
+"""The pages about HTTP are true: every curl line in them works as it stands, and every endpoint is in them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ from uma.http.page.endpoints import ENDPOINTS as PAGE_ENDPOINTS
 from uma.http.page.endpoints import is_file
 from uma.types import SamplingParams
 
-PAGE = (Path(__file__).parents[1] / "docs" / "http.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[1] / "docs"
+NAMES = ("http", "endpoints", "fields", "access")
+PAGE = "\n".join((DOCS / f"{name}.md").read_text(encoding="utf-8") for name in NAMES)
 LINES = re.findall(r"^curl (?:.*\\\n)*.*$", PAGE, re.MULTILINE)
 RANKING = [line for line in LINES if "rerank" in line or "/v1/score" in line]
 """Lines for a model that ranks."""
@@ -148,5 +150,4 @@ def test_every_option_named_exists() -> None:
     parser = build_parser()
     commands = next(action for action in parser._actions if action.choices)
     known = {word for each in dict(commands.choices or {}).values() for word in each._option_string_actions}
-    ours, _, _ = PAGE.partition("## Beside other servers")  # what follows names options of others, too
-    assert set(re.findall(r"`(--[a-z-]+)", ours)) <= known
+    assert set(re.findall(r"`(--[a-z-]+)", PAGE)) <= known

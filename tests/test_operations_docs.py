@@ -1,4 +1,4 @@
-"""docs/operations.md and its unit for systemd are true: defaults, options, constants, log lines, folders."""
+"""The pages about running a server, and the unit for systemd, are true: defaults, options, log lines, folders."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ from uma.llama.model import Model
 from uma.net import throttle
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGE = (DOCS / "operations.md").read_text(encoding="utf-8")
+NAMES = ("operations", "memory", "tuning", "exact", "slow")
+PAGE = "\n".join((DOCS / f"{name}.md").read_text(encoding="utf-8") for name in NAMES)
+SERVICE = (DOCS / "service.md").read_text(encoding="utf-8")
 UNIT = DOCS / "uma.service"
 
 
@@ -89,7 +91,7 @@ def test_the_log_has_the_events_and_the_form_told_and_folders_the_modes(socket_d
 def test_the_unit_starts_a_server_that_the_page_tells_of() -> None:
     (command,) = re.findall(r"^ExecStart=\S+/uma (.*)$", UNIT.read_text(encoding="utf-8"), re.MULTILINE)
     options = build_parser().parse_args(shlex.split(command))
-    assert load_settings(options).config.socket in PAGE
+    assert load_settings(options).config.socket in SERVICE
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze")

@@ -16,7 +16,7 @@ from uma.cli.parser import build_parser
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 COMMANDS = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
-PYTHON = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+PYTHON = "".join((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("python", "http"))
 SNIPPETS = re.findall(r"```python\n(.*?)```", README + PYTHON, re.DOTALL)
 PLACE = "http://127.0.0.1:8080"
 CLIENTS = [each for each in SNIPPETS if PLACE in each]

@@ -1,4 +1,4 @@
-"""Where UMA's prompts are not llama-server's, by the difference that docs/tools.md tells of them."""
+"""Where UMA's prompts are not llama-server's, by the difference that docs/templates.md tells of them."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from uma.types import Tool
 
 IS_WHOLE = os.environ.get("TEST_ZOO") == "all"
 PHI = "Phi-4-mini"
-"""A template written for the tests: its form of calls is in docs/tools.md and in no template of llama.cpp's."""
+"""A template written for the tests: its form of calls is in docs/templates.md and in no template of llama.cpp's."""
 LARGE = ("command-r", "deepseek-llm", "gemma-4", "llama-bpe", "qwen2")
 """Vocabularies that take seconds to load and to make a grammar's tokenizer of."""
 WITH_LARGE = {

@@ -1,4 +1,4 @@
-"""Prompts are llama-server's, token by token, for every template: but for the differences that docs/tools.md tells."""
+"""Prompts are llama-server's, token by token, for every template: but for what docs/templates.md tells."""
 
 from __future__ import annotations
 
@@ -83,5 +83,5 @@ def test_prompts_are_those_of_the_llama_server_here(zoo: ChatTemplate, name: str
 
 
 def test_every_difference_is_told_with_its_reason() -> None:
-    told = (Path(__file__).parents[2] / "docs" / "tools.md").read_text()
+    told = (Path(__file__).parents[2] / "docs" / "templates.md").read_text()
     assert all(difference in told for difference in DIFFERENT)
