@@ -48,8 +48,8 @@ WITH_ATTRIBUTES = ("EventStream", "LLMStream")
 INTRODUCTION = """\
 # API reference
 
-Made from the docstrings by `python docs/make_api.py`. Names in `uma` are imported from there (`from uma import LLM`),
-all others from the module that their chapter names.
+For Python programmers who know [the first steps](python.md). Made from the docstrings by `python docs/make_api.py`.
+Names in `uma` are imported from there (`from uma import LLM`), all others from the module that their chapter names.
 """
 
 WIDTH = 120
@@ -59,7 +59,9 @@ OF_THE_USER = {"socket": "default_socket()", "http_jobs": "default_jobs()"}
 
 def page() -> str:
     """The whole page."""
-    parts = [INTRODUCTION]
+    chapters = (*CHAPTERS, "Settings", "Errors")
+    links = (f"- [{each}](#{re.sub('[^a-z-]', '', each.lower().replace(' ', '-'))})" for each in chapters)
+    parts = [INTRODUCTION, *links, ""]
     for title, (module, names) in CHAPTERS.items():
         chosen = [_definition(module, name) for name in names] or _classes(_read(module))
         parts += [f"## {title}\n", f"`{module}`\n", *(_entry(each) for each in chosen)]

@@ -45,7 +45,7 @@ async def listing(gateway: Gateway, http: Exchange) -> None:
 
 
 async def show(gateway: Gateway, http: Exchange) -> None:
-    """`GET /v1/history/{number}`; with `against` also where its prompt begins to differ from that of this request."""
+    """`GET /v1/history/{number}`: one request; with `against` also where the two prompts differ."""
     number, against = min(http.scope["path_params"]["number"], MAX_NUMBER), _number(http, "against")
     owner = await _owner(gateway, http)
 
