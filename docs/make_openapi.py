@@ -25,8 +25,8 @@ INTRODUCTION = """\
 # Endpoints and bodies
 
 For authors of clients: what `GET /openapi.json` describes (OpenAPI 3.1), made by `python docs/make_openapi.py` from the
-classes that read the bodies. [Fields](fields.md) says what the fields do. A field that is not here is ignored, and named
-in the answer's `X-UMA-Ignored`. Answers are as each API's own documents have them.
+classes that read the bodies. [Fields](fields.md) says what the fields do. A field that is not here is ignored, and
+named in the answer's `X-UMA-Ignored`. Answers are as each API's own documents have them.
 """
 
 
