@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from array import array
 from itertools import combinations
+from types import SimpleNamespace
+from typing import cast
 
+import numpy as np
+import numpy.typing as npt
 from hypothesis import given
 from hypothesis import strategies as st
 from policy_world import make_row
@@ -11,7 +16,10 @@ from policy_world import make_row
 from uma.engine.policy import Targets
 from uma.engine.policy.cost import SIZES, CostModel
 from uma.engine.policy.scheduler import EMBED_LEAST_SHARE, EmbedDemand, EmbedTurns
-from uma.engine.worker.embedding import WEIGHTS, FairQueue
+from uma.engine.worker.embedding import WEIGHTS, Embedder, EmbedJob
+from uma.llama.batch import Batch
+from uma.llama.context import DONE, Context
+from uma.metrics import EngineMetrics
 
 BUDGET_MS = 80.0
 TARGETS = Targets(BUDGET_MS, batch_tokens=4_096, start_tokens=64)
@@ -59,6 +67,25 @@ def test_no_text_is_embedded_while_a_stream_is_late() -> None:
     assert turns.tokens(demand, [make_row(2, lane=-1, last_token_ms=0.0)], 10.0, now_ms=130.0) > 0
 
 
+class NoContext:
+    """A context of an encoder that computes nothing."""
+
+    n_batch, n_seq_max = 512, 1
+    model, params = SimpleNamespace(is_causal=False), SimpleNamespace(pooling="mean")
+
+    def set_threads(self, threads: int) -> None:
+        pass
+
+    def seq_rm(self, seq: int) -> None:
+        pass
+
+    def decode(self, batch: Batch) -> int:
+        return DONE
+
+    def embedding(self, seq: int) -> npt.NDArray[np.float32]:
+        return np.zeros(1, np.float32)
+
+
 @given(
     requests=st.lists(st.tuples(st.sampled_from(sorted(WEIGHTS)), st.integers(0, 40)), min_size=2, max_size=6),
     sizes=st.lists(st.integers(1, 512), min_size=60, max_size=60),
@@ -67,17 +94,18 @@ def test_requests_that_wait_together_are_served_by_the_weights_of_their_lanes(
     requests: list[tuple[int, int]], sizes: list[int]
 ) -> None:
     """The bound of start-time fair queueing: two differ by the largest piece of each, over its weight."""
-    queue = FairQueue()
-    served = [[0] * (len(sizes) + 1) for _ in requests]
-    for tick, size in enumerate(sizes):
-        for key, (lane, joins) in enumerate(requests):
+    embedder = Embedder(EmbedTurns(TARGETS, CostModel()), lambda: 1, EngineMetrics())
+    embedder.attach(cast(Context, NoContext()))
+    texts = [array("i", [1]) * size for size in sizes]
+    jobs = [EmbedJob(key, lane, list(texts), lambda: None) for key, (lane, _) in enumerate(requests)]
+    served = [[0] for _ in requests]
+    for tick in range(len(sizes)):
+        for job, (_, joins) in zip(jobs, requests, strict=True):
             if joins == tick:
-                queue.add(key, lane)
-        if (turn := queue.take()) is not None:
-            at, key = turn
-            queue.put(at, key, size)
-        for each, tokens in enumerate(served):
-            tokens[tick + 1] = tokens[tick] + (size if turn is not None and each == key else 0)
+                embedder.add(job)
+        embedder.run(1)
+        for job, tokens in zip(jobs, served, strict=True):
+            tokens.append(sum(sizes[: job.next_text]))
     for (one, (lane, joins)), (other, (other_lane, other_joins)) in combinations(enumerate(requests), 2):
         weight, other_weight = WEIGHTS[lane], WEIGHTS[other_lane]
         for begin in range(max(joins, other_joins), len(sizes)):

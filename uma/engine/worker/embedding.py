@@ -47,6 +47,8 @@ class EmbedJob:
     next_text: int = 0
     """The first that has not been begun."""
     unfinished: int = 0
+    served: float = 0.0
+    """Tokens computed for it by the weight of its lane, and what it was put level with: the least is served next."""
 
     def __attrs_post_init__(self) -> None:
         self.vectors = [array("f") for _ in self.texts]
@@ -104,7 +106,9 @@ class Embedder:
         self._metrics = metrics
         self._context: Context | None = None
         self._jobs: dict[int, EmbedJob] = {}
-        self._queue = FairQueue()
+        self._level = 0.0
+        """`EmbedJob.served` of the one that was served last, with which one begins that comes now: it neither waits for
+        what others had before, nor catches up on it (start-time fair queueing: Goyal, Vin, Cheng 1996)."""
         self._partial: _Reading | None = None
         """The one text of which a part is computed."""
 
@@ -127,13 +131,12 @@ class Embedder:
     def add(self, job: EmbedJob) -> None:
         """Take a request on."""
         self._jobs[job.key] = job
-        self._queue.add(job.key, job.lane)
+        job.served = self._level
 
     def end(self, job: EmbedJob, error: UmaError | None = None) -> None:
         """A request is over: complete, failed with `error`, or given up. One that is over already is ignored."""
         if self._jobs.pop(job.key, None) is None:
             return
-        self._queue.discard(job.key)
         if self._partial is not None and self._partial.job is job:
             self._leave(self._partial)
         job.error = error
@@ -189,23 +192,24 @@ class Embedder:
         assert self._context is not None
         left = min(tokens, self._context.n_batch)
         pieces: list[TextPart] = []
-        passed: list[tuple[float, int]] = []
+        queue = [(job.served, job.key) for job in self._jobs.values()]
+        heapq.heapify(queue)
         free = [
             seq_id
             for seq_id in range(self._context.n_seq_max)
             if self._partial is None or seq_id != self._partial.seq_id
         ]
-        while left > 0 and free and (next_one := self._queue.take()) is not None:
-            at, key = next_one
-            piece = self._piece(self._jobs[key], left, free, is_first=not pieces)
+        while left > 0 and free and queue:
+            job = self._jobs[queue[0][1]]
+            piece = self._piece(job, left, free, is_first=not pieces)
             if piece is None or any(piece[0] is reading for reading, _ in pieces):
-                passed.append(next_one)
+                heapq.heappop(queue)
                 continue
             pieces.append(piece)
             left -= piece[1]
-            self._queue.put(at, key, piece[1])
-        for at, key in passed:
-            self._queue.put(at, key, 0)
+            self._level = max(self._level, job.served)
+            job.served += piece[1] / WEIGHTS[job.lane]
+            heapq.heapreplace(queue, (job.served, job.key))
         return pieces
 
     def _piece(self, job: EmbedJob, left: int, free: list[int], *, is_first: bool) -> TextPart | None:
@@ -287,40 +291,3 @@ def _shaped(pooled: npt.NDArray[np.float32], dimensions: int | None, *, normaliz
     kept = pooled[:dimensions]
     length = float(np.sqrt(np.square(kept, dtype=np.float64).sum())) if normalize else 0.0
     return kept if length == 0.0 else (kept / length).astype(np.float32)
-
-
-class FairQueue:
-    """Requests, by their own keys, in the order in which they are served: the one furthest behind first.
-
-    It is start-time fair queueing (Goyal, Vin, Cheng 1996): each has a virtual clock that its tokens move on.
-    """
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[float, int]] = []
-        self._weights: dict[int, float] = {}
-        self._clock = 0.0
-
-    def add(self, key: int, lane: int) -> None:
-        """A request that comes now starts level with those that are served now: it neither waits for what they had
-        before, nor catches up on it.
-        """
-        self._weights[key] = WEIGHTS[lane]
-        heapq.heappush(self._heap, (self._clock, key))
-
-    def discard(self, key: int) -> None:
-        """Forget a request."""
-        self._weights.pop(key, None)
-
-    def take(self) -> tuple[float, int] | None:
-        """The next request and its clock, out of the queue until `put`; None where none is left."""
-        while self._heap:
-            at, key = heapq.heappop(self._heap)
-            if key in self._weights:
-                self._clock = max(self._clock, at)
-                return at, key
-        return None
-
-    def put(self, at: float, key: int, tokens: int) -> None:
-        """Back into the queue, served so many tokens."""
-        if key in self._weights:
-            heapq.heappush(self._heap, (at + tokens / self._weights[key], key))
