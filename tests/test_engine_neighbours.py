@@ -333,29 +333,12 @@ def test_without_batches_the_watch_stops_to_look_until_one_begins(
     watch, looks, aborted = starving
     with watch.watching():
         assert looks.rests.wait(PATIENCE_SEC)
-        assert len(looks.intervals_sec) == cores.REST_LOOKS + 1
+        assert not looks.intervals_sec
         watch.begin(now_ms(), expected_ms=0.0, threads=2)
         assert aborted.wait(PATIENCE_SEC), "the rest goes on beside a batch"
         looks.rests.clear()
         watch.end()
         assert looks.rests.wait(PATIENCE_SEC), "it rests once only"
-
-
-def test_a_batch_that_begins_as_the_watch_goes_to_rest_is_looked_at(
-    starving: tuple[StallWatch, Looks, threading.Event], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    watch, _, aborted = starving
-
-    class Fewest(int):
-        def __lt__(self, looks: int) -> bool:
-            """Asked behind a look that saw no batch: before the thread rests, one begins."""
-            if looks:
-                watch.begin(now_ms(), expected_ms=0.0, threads=2)
-            return looks > 0
-
-    monkeypatch.setattr(cores, "REST_LOOKS", Fewest())
-    with watch.watching():
-        assert aborted.wait(PATIENCE_SEC)
 
 
 def test_only_threads_that_wait_for_cores_are_starved() -> None:

@@ -31,8 +31,6 @@ from uma.types import Media, Request
 
 MAX_KEPT_BYTES = 256 * 2**20
 """Maximum size of all embeddings that are kept for prompts to come. One of 576 tokens for a 7B model takes 9 MiB."""
-MAX_KEPT = 1_024
-"""Maximum pictures that are kept."""
 MAX_PREPARED_TOKENS = 32_768
 """Maximum tokens of all pictures that are prepared and wait to be encoded; those of one request are bounded by the
 context. Until then each token holds its pixels, resized, or its part of a spectrum: from 2 kB (LLaVA) to 40 (Gemma 3).
@@ -206,7 +204,7 @@ class PictureReader:
             seen = self._kept.setdefault(id, made)
             self._prepared.update(seen.pictures)
             size = sum(kept.size_bytes for kept in self._kept.values())
-            while size > MAX_KEPT_BYTES or len(self._kept) > MAX_KEPT:
+            while size > MAX_KEPT_BYTES:
                 size -= self._kept.pop(next(iter(self._kept))).size_bytes
         return seen
 

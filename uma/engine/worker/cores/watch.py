@@ -46,8 +46,6 @@ TOO_LONG = 2.0
 """Duration of a batch, as a multiple of its prediction, from which on it is examined."""
 STARVED_SHARE = 0.8
 """Share of the time they want to run below which compute threads count as waiting for cores."""
-REST_LOOKS = 10
-"""Looks without a batch after which the watching thread rests until one runs."""
 PAUSE_MS = 2_000.0
 """Minimum time between two aborted batches: where fewer threads do not help, a third try gains nothing."""
 
@@ -139,7 +137,7 @@ class StallWatch:
         self._called = threading.Event()
         """The watching thread must look again before its interval is over."""
         self._is_over = False
-        self._interval_sec: float | None = LOOK_SEC
+        self._interval_sec: float | None = None
         """How long the watching thread waits until it looks again; None: until a batch runs."""
         self._aborted_ms = -PAUSE_MS
         self._is_able = is_able
@@ -179,19 +177,14 @@ class StallWatch:
     def _look_until_over(self) -> None:
         suspect: _Running | None = None
         before: Counters | None = None
-        idle_looks = 0
         while True:
             self._called.wait(self._interval_sec)
-            if self._interval_sec is None:
-                idle_looks = 0
-            # Clear before reading what was begun: a call that comes between the two costs one look, and none is lost.
+            # Clear, and rest, before reading what was begun: what begins between calls, so that no batch is missed.
             self._called.clear()
             if self._is_over:
                 return
-            running = self._running
-            idle_looks = 0 if running else idle_looks + 1
-            self._interval_sec = None if idle_looks > REST_LOOKS else LOOK_SEC
-            if self._interval_sec is None and self._running is not None:  # it began before it could see the rest
+            self._interval_sec = None
+            if (running := self._running) is not None:
                 self._interval_sec = LOOK_SEC
             is_examined = running is not None and running.takes_too_long and now_ms() - self._aborted_ms > PAUSE_MS
             now = Counters.take(self._proc, now_ms()) if is_examined else None
