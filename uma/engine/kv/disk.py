@@ -13,8 +13,7 @@ import tempfile
 import time
 import weakref
 from array import array
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,15 +101,14 @@ class DiskTier:
         self._capacity_bytes = capacity_bytes
         self._most_read_bytes = most_read_bytes
         self._entries: PrefixIndex[_UsableFile] = PrefixIndex()
-        self._files: OrderedDict[Path, _File] = OrderedDict()
-        """All files, those used longest ago first."""
+        self._files: dict[Path, _File] = {}
+        """All files."""
         self.size_bytes = 0
         """Size of all files."""
 
     async def open(self) -> None:
         """Read what the folder holds: the headers only."""
-        for file in await trio.to_thread.run_sync(self._new_files, frozenset[Path]()):
-            self._keep(file)
+        await self._look()
 
     def fits(self, snapshot: Snapshot) -> bool:
         """Whether a snapshot can be kept at all."""
@@ -141,7 +139,7 @@ class DiskTier:
         if found is None or found[1] < known_tokens + LEAST_GAIN_TOKENS:
             return None
         entry = found[0]
-        self._files.move_to_end(entry.path)  # used, even where memory holds it too: it is what a restart will need
+        entry.used_at = time.time()  # even where memory holds it too: it is what a restart will need
         return None if entry.is_loaded or entry.size_bytes > self._most_read_bytes else entry
 
     async def write(self, snapshot: Snapshot) -> None:
@@ -150,8 +148,7 @@ class DiskTier:
             return
         try:
             written = await trio.to_thread.run_sync(self._write, snapshot, abandon_on_cancel=True)
-            await self._see_other_servers(written)
-            self._keep(written)
+            await self._look(written)
         except OSError as error:
             _log.warning("cache_dir: a snapshot could not be written: %s", error)
             return
@@ -160,25 +157,24 @@ class DiskTier:
             if size < len(snapshot.tokens) and snapshot.serves_for(size):
                 self._remove(entry)
 
-    async def _see_other_servers(self, written: _UsableFile) -> None:
-        """Take in what other servers have written, used and removed meanwhile."""
-        known = frozenset((*self._files, written.path))
-        new = await trio.to_thread.run_sync(self._new_files, known, abandon_on_cancel=True)
-        times = await trio.to_thread.run_sync(_times, list(self._files), abandon_on_cancel=True)
-        for path, used_at in times.items():
-            file = self._files.get(path)
-            if file is None:
-                continue
-            if used_at is None:
-                self._forget(file)
-            elif used_at > file.used_at:
-                file.used_at = used_at
-                self._files.move_to_end(path)
-        for file in new:
-            self._keep(file)
+    async def _look(self, *written: _UsableFile) -> None:
+        """Take in what was `written` here, and what other servers have written, used and removed; then those used
+        longest ago are evicted until all fit.
+        """
+        known = {**self._files, **{file.path: file for file in written}}
+        found = await trio.to_thread.run_sync(self._listed, known.keys(), abandon_on_cancel=True)
+        for path in known.keys() - found.keys():
+            self._forget(known[path])
+        for path, file in found.items():
+            mine = known.get(path, file)
+            mine.used_at = max(mine.used_at, file.used_at)
+            if path not in known or mine in written:
+                self._keep(mine)
+        for mine in sorted(self._files.values(), key=lambda kept: kept.used_at):
+            if self.size_bytes > self._capacity_bytes:
+                self._remove(mine)
 
     def _keep(self, file: _File) -> None:
-        """Take a file in; the ones used longest ago are evicted until all fit."""
         if (old := self._files.pop(file.path, None)) is not None:
             self.size_bytes -= old.size_bytes
         # Another server can have written the same tokens as another file (other threads: other last bits). The index
@@ -189,8 +185,6 @@ class DiskTier:
         self.size_bytes += file.size_bytes
         if isinstance(file, _UsableFile):
             self._entries.put(file.tokens, file)
-        while self.size_bytes > self._capacity_bytes:
-            self._remove(next(iter(self._files.values())))
 
     def _forget(self, file: _File) -> None:
         if self._files.pop(file.path, None) is None:
@@ -206,27 +200,24 @@ class DiskTier:
         except OSError as error:
             _log.warning("cache_dir: %s could not be removed: %s", file.path, error)
 
-    def _new_files(self, known: frozenset[Path]) -> list[_File]:
-        """What the folder holds beside `known`, the file used longest ago first. What is no plain file of ours stays as
-        it is.
-        """
-        found: list[_File] = []
+    def _listed(self, known: Collection[Path]) -> dict[Path, _File]:
+        """What the folder holds, without the headers of what is known. What is no plain file of ours stays as it is."""
+        found: dict[Path, _File] = {}
         for path in self._folder.iterdir():
-            if path in known:
-                continue
             try:
                 status = path.lstat()
                 if not stat.S_ISREG(status.st_mode):
                     continue
                 if path.suffix == SUFFIX:
-                    found.append(self._read_header(path, status) or _File(path, status.st_size, status.st_mtime))
+                    usable = None if path in known else self._read_header(path, status)
+                    found[path] = usable or _File(path, status.st_size, status.st_mtime)
                 elif path.suffix == PART_SUFFIX and time.time() - status.st_mtime > PART_AGE_SEC:
                     path.unlink(missing_ok=True)
             except FileNotFoundError:
                 continue  # another server has removed it
             except OSError as error:
                 _log.warning("cache_dir: %s is ignored: %s", path, error)
-        return sorted(found, key=lambda file: file.used_at)
+        return found
 
     def _read_header(self, path: Path, status: os.stat_result) -> _UsableFile | None:
         try:
@@ -329,17 +320,6 @@ def made_folder(folder: Path) -> Path:
     except OSError as error:
         raise ConfigError(f"cache_dir: {folder} cannot be written: {error.strerror}") from error
     return folder
-
-
-def _times(paths: list[Path]) -> dict[Path, float | None]:
-    """When each file was used last; None where it is gone."""
-    found: dict[Path, float | None] = {}
-    for path in paths:
-        try:
-            found[path] = path.stat().st_mtime
-        except OSError:
-            found[path] = None
-    return found
 
 
 def _token_bytes(count: object, most: int) -> int:
