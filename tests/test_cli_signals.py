@@ -10,6 +10,7 @@ import sys
 import pytest
 import trio
 import trio.testing
+from conftest import take_back_signals
 
 from harness import PATIENCE_SEC
 from uma.cli.trio_run import Interrupts, run
@@ -57,15 +58,14 @@ def test_a_signal_that_the_parent_ignores_stays_ignored() -> None:
 
 
 def test_no_test_begins_with_a_signal_ignored_whatever_the_parent_ignores() -> None:
-    def ignore() -> None:
-        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGTSTP, signal.SIGQUIT):
-            signal.signal(number, signal.SIG_IGN)
-
-    names = (test_a_signal_cancels_the_command_and_gives_128_more, test_commands_under_test_would_see_every_signal)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    command += [f"{__file__}::{each.__name__}" for each in names]
-    done = subprocess.run(command, preexec_fn=ignore, capture_output=True, timeout=3 * PATIENCE_SEC, check=False)
-    assert done.returncode == 0, done.stdout.decode()
+    numbers = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGTSTP, signal.SIGQUIT)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        take_back_signals()
+        assert signal.SIG_IGN not in map(signal.getsignal, numbers)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def test_commands_under_test_would_see_every_signal() -> None:
