@@ -18,6 +18,7 @@ import subprocess
 import sys
 import termios
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -83,6 +84,15 @@ class Forked:
                 raise subprocess.TimeoutExpired(self.args, timeout) from None
             self._state.close()
         return self.returncode
+
+    def communicate(self, timeout: float) -> tuple[bytes, bytes]:
+        """Close standard input, and wait for its end; what else it says on standard output and standard error."""
+        if self.stdin is not None:
+            self.stdin.close()
+        with ThreadPoolExecutor() as pool:
+            out, err = pool.map(lambda pipe: pipe.read() if pipe else b"", (self.stdout, self.stderr))
+        self.wait(timeout)
+        return out, err
 
     def send_signal(self, number: int) -> None:
         """Send it a signal, if it still runs."""

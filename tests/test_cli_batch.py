@@ -8,17 +8,18 @@ import random
 import re
 import resource
 import signal
-import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import pytest
 from openai.types.chat import ChatCompletion
 from pty_screen import Terminal
 
+from forked import Forked
 from harness import (
     EXACT,
     PATIENCE_SEC,
@@ -81,12 +82,10 @@ def said(result: Any) -> tuple[str, str]:
 
 
 @contextmanager
-def started(server: Path, file: Path, out: Path, *more: str) -> Iterator[subprocess.Popen[bytes]]:
+def started(server: Path, file: Path, out: Path, *more: str) -> Iterator[Forked]:
     """A process of its own, gone after the block."""
-    command = uma_command("batch", "--socket", str(server), str(file), "-o", str(out), *more)
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=clean_environ()
-    ) as process:
+    command = ("batch", "--socket", str(server), str(file), "-o", str(out), *more)
+    with Forked(command, clean_environ(), stdin=PIPE, stdout=PIPE, stderr=PIPE) as process:
         try:
             yield process
         finally:

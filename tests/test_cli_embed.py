@@ -13,19 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness import ONE_THREAD, PATIENCE_SEC, RunInProcess, ServerProcess, clean_environ, uma_command
+from harness import ONE_THREAD, RunInProcess, ServerProcess, run_uma
 from uma import LLM
 from uma.cli.embed import BATCH_BYTES, BATCH_TEXTS, batches
 
 TEXTS = ["a fox", "once upon a time", "b"]
-
-
-def embed_apart(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    """Run it to its end, as a real process."""
-    return subprocess.run(
-        uma_command("embed", *arguments),
-        input=stdin, capture_output=True, timeout=3 * PATIENCE_SEC, env=clean_environ(), check=False,
-    )  # fmt: skip
 
 
 @pytest.fixture
@@ -51,7 +43,7 @@ def test_arguments_lines_and_a_file_are_the_same_texts(
 ) -> None:
     lines = "\n".join(TEXTS).encode()
     (tmp_path / "texts").write_bytes(lines + b"\n")
-    piped = embed_apart(*at, stdin=lines)
+    piped = run_uma(("embed", *at), stdin=lines)
     given, read = embed(*TEXTS, *at), embed("--file", str(tmp_path / "texts"), *at)
     assert len(rows(given)) == 3
     assert np.allclose(rows(piped), rows(given), atol=1e-5)
@@ -96,7 +88,7 @@ def test_no_request_is_over_its_bounds_and_no_text_is_lost(sizes: list[int]) -> 
 
 def test_without_a_server_the_model_is_loaded_here(tiny: Path) -> None:
     found = rows(
-        embed_apart("a fox", "--local", "--model", str(tiny), "--pooling", "last", "--no-normalize", *ONE_THREAD)
+        run_uma(("embed", "a fox", "--local", "--model", str(tiny), "--pooling", "last", "--no-normalize", *ONE_THREAD))
     )
     with LLM(tiny, pooling="last", threads=1) as llm:
         assert np.allclose(found, llm.embed("a fox", normalize=False), rtol=1e-4, atol=1e-4)

@@ -21,12 +21,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from subprocess import PIPE
 from typing import IO
 
 import pytest
 from projectors import png, write_projector, write_seeing_model
 from pty_screen import Terminal
 
+from forked import Forked
 from harness import (
     ONE_THREAD,
     PATIENCE_SEC,
@@ -58,20 +60,16 @@ def generate_here(uma_here: RunInProcess) -> RunInProcess:
 
 
 @contextmanager
-def started(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+def started(*arguments: str) -> Iterator[Forked]:
     """Start it; it is gone after the block."""
-    process = subprocess.Popen(
-        uma_command("generate", *arguments),
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=clean_environ(),
-    )  # fmt: skip
-    with process:
+    with Forked(("generate", *arguments), clean_environ(), stdout=PIPE, stderr=PIPE) as process:
         try:
             yield process
         finally:
             process.kill()
 
 
-def read_some(process: subprocess.Popen[bytes]) -> bytes:
+def read_some(process: Forked) -> bytes:
     """The first output; it comes before the end."""
     assert process.stdout is not None
     return os.read(process.stdout.fileno(), 65536)
@@ -272,8 +270,8 @@ def test_words_and_standard_input_are_one_prompt(at: tuple[str, str], generate_h
 
 
 def test_a_standard_input_that_does_not_begin_is_told(at: tuple[str, str]) -> None:
-    command = uma_command("generate", "hello", *at, "--max-tokens", "2")
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=clean_environ()) as process:
+    command = ("generate", "hello", *at, "--max-tokens", "2")
+    with Forked(command, clean_environ(), stdin=PIPE, stderr=PIPE) as process:
         assert process.stderr is not None
         assert b"waiting for standard input" in process.stderr.readline()
         process.communicate(timeout=PATIENCE_SEC)
@@ -448,7 +446,7 @@ def test_an_answer_comes_also_where_nothing_can_be_said_beside_it(redirection: s
     assert (done.returncode, done.stdout) == (0, generate(*greedy).stdout)
 
 
-@pytest.mark.parametrize("command", ["generate hello --max-tokens 4 {at}", "config", "schema", "models", "--help"])
+@pytest.mark.parametrize("command", ["generate hello --max-tokens 4 {at}", "--help"])
 def test_a_closed_standard_output_is_an_error(command: str, at: tuple[str, str]) -> None:
     done = through_shell(f"uma {command.format(at=shlex.join(at))} >&-")
     assert done.returncode == 1
@@ -517,10 +515,7 @@ def test_a_socket_that_is_not_ours_to_use_is_an_error_and_not_a_reason_to_load_t
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(path))
         other.listen()
-        process = subprocess.Popen(
-            uma_command("generate", "hello", "--socket", str(path)), stderr=subprocess.PIPE, env=clean_environ()
-        )
-        with process:
+        with Forked(("generate", "hello", "--socket", str(path)), clean_environ(), stderr=PIPE) as process:
             conversation, _ = other.accept()
             with conversation:
                 conversation.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")

@@ -17,6 +17,7 @@ from urllib.request import urlopen
 import pytest
 from http_server import HttpServer, ServeModels
 
+from forked import Forked
 from harness import clean_environ, run_to_end, uma_command, until
 from uma.cli.agents import AGENTS
 
@@ -114,16 +115,14 @@ def _listens(port: int) -> bool:
 
 
 @contextmanager
-def waiting_agent(
-    model: Path, folder: Path, socket_dir: Path, says: str
-) -> Iterator[tuple[subprocess.Popen[bytes], list[str]]]:
+def waiting_agent(model: Path, folder: Path, socket_dir: Path, says: str) -> Iterator[tuple[Forked, list[str]]]:
     """`uma launch` with a server of its own and an agent that says these words of a shell, and then waits."""
     note, program = folder / "note", folder / "claude"
     program.write_text(f"#!/bin/sh\necho {says} >{note}.new\nmv {note}.new {note}\nexec cat\n")
     program.chmod(0o755)
     environ = clean_environ(PATH=f"{folder}{os.pathsep}{os.environ['PATH']}")
-    command = uma_command("launch", "claude", "--socket", str(socket_dir / "no.sock"), "--model", str(model))
-    with subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+    command = ("launch", "claude", "--socket", str(socket_dir / "no.sock"), "--model", str(model))
+    with Forked(command, environ, stdin=subprocess.PIPE) as process:
         until(note.exists, bool)
         yield process, note.read_text().split()
 

@@ -20,6 +20,7 @@ import zmq
 from engine_world import answer, ask, config_for
 from rustinfer_fixture import Peer, inference
 
+from forked import Forked
 from harness import PATIENCE_SEC, ServerProcess, clean_environ, run_to_end, uma_command
 from uma.bridges.pieces import TokenFollower
 from uma.bridges.rustinfer.engine import RustInferEngine
@@ -395,7 +396,7 @@ async def test_32_peers_with_8_requests_each_get_their_own_answers(socket_dir: P
 def test_the_command_serves_until_sigterm(socket_dir: Path, tiny: Path) -> None:
     endpoint = f"ipc://{socket_dir}/z"
     flags = ["--bind", endpoint, "--socket", str(socket_dir / "uma.sock"), "--model", str(tiny), "--threads", "1"]
-    process = subprocess.Popen(uma_command("engine-zmq", *flags), stderr=subprocess.PIPE, env=clean_environ())
+    process = Forked(("engine-zmq", *flags), clean_environ(), stderr=subprocess.PIPE)
     server = ServerProcess(process, socket_dir / "uma.sock")
     try:
         server.log.wait_for(f"zmq     {endpoint}")

@@ -35,7 +35,6 @@ from harness import (
     ask,
     clean_environ,
     frame,
-    uma_command,
 )
 from models import write_model
 from uma import LLM, RuntimeConfig, SamplingParams, connect, open_engine
@@ -295,8 +294,8 @@ def test_the_library_a_command_and_a_gateway_wait_for_a_server_that_loads(socket
         with gateway(server.socket) as stopped:
             stopped.signal(signal.SIGTERM)
             assert stopped.wait() == 0
-        command = uma_command("generate", "--socket", str(server.socket), "--max-tokens", "4", "Once")
-        asking = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=clean_environ())
+        command = ("generate", "--socket", str(server.socket), "--max-tokens", "4", "Once")
+        asking = Forked(command, clean_environ(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         said = Log(asking.stderr)
         said.wait_for("waiting for the server to load the model")
         with gateway(server.socket) as served:
@@ -315,8 +314,8 @@ def test_the_library_a_command_and_a_gateway_wait_for_a_server_that_loads(socket
 @contextmanager
 def gateway(socket: Path) -> Iterator[ServerProcess]:
     """`uma gateway` that waits for the server on `socket`."""
-    command = uma_command("gateway", "--socket", str(socket), "--http", "127.0.0.1:0")
-    process = ServerProcess(subprocess.Popen(command, stderr=subprocess.PIPE, env=clean_environ()), socket)
+    command = ("gateway", "--socket", str(socket), "--http", "127.0.0.1:0")
+    process = ServerProcess(Forked(command, clean_environ(), stderr=subprocess.PIPE), socket)
     try:
         process.log.wait_for("waiting for the server to load the model")
         yield process
