@@ -57,10 +57,11 @@ class World:
 
 @asynccontextmanager
 async def serving(
-    directory: Path, model: Path, heartbeat_ms: int = HEARTBEAT_MS, **settings: Any
+    directory: Path, model: Path, heartbeat_ms: int = HEARTBEAT_MS, stall_sec: float = PATIENCE_SEC, **settings: Any
 ) -> AsyncIterator[World]:
     async with open_engine(config_for(model, **settings)) as engine, trio.open_nursery() as nursery:
-        socket = RouterSocket(f"ipc://{directory}/zmq", 4 * MAX_MESSAGE_BYTES, heartbeat_ms, 3 * heartbeat_ms)
+        place = f"ipc://{directory}/zmq"
+        socket = RouterSocket(place, 4 * MAX_MESSAGE_BYTES, heartbeat_ms, 3 * heartbeat_ms, stall_sec)
         bridge = RustInferEngine(engine, engine.tokenize_rendered, socket, MAX_MESSAGE_BYTES, 16, PATIENCE_SEC)
         await nursery.start(lambda *, task_status: bridge.serve(task_status=task_status))
         with zmq.Context() as context, ExitStack() as closing:
@@ -292,9 +293,10 @@ sys.stdin.read()
 async def test_a_peer_that_falls_silent_frees_its_requests_although_its_connection_is_open(
     socket_dir: Path, tiny: Path
 ) -> None:
-    # A stream that is not read pauses, so it cannot end before it is freed.
+    # A stream that is not read pauses, so it cannot end before it is freed: its peer's buffer is full, or there is no
+    # heartbeat, whatever comes first.
     message = json.dumps({"Inference": inference(prompt=ENDLESS, stream=True, max_tokens=100_000)})
-    async with serving(socket_dir, tiny, heartbeat_ms=100, n_ctx=32_768) as world:
+    async with serving(socket_dir, tiny, heartbeat_ms=100, stall_sec=0.3, n_ctx=32_768) as world:
         command = [sys.executable, "-c", SILENT_PEER, world.endpoint, message]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as peer:  # noqa: ASYNC220
             assert peer.stdout is not None
