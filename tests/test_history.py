@@ -20,7 +20,8 @@ from uma import json_bytes, json_text
 from uma.cli.history import batch_row
 from uma.config import RuntimeConfig
 from uma.errors import BadRequest, ConfigError
-from uma.history import Head, History, HistoryEntry, HistoryFault, parting, place
+from uma.history import Head, History, HistoryEntry, parting, place
+from uma.kept import KeptFault
 
 AGENT = [
     {"role": "system", "content": "You are an agent. It is 12:01."},
@@ -33,18 +34,18 @@ def entry(text: str, *, came_at: float | None = None, owner: str = "", **request
         id="r", model="m", origin="", came_at=time.time() if came_at is None else came_at, took_ms=1, reason="stop"
     )
     ends = tuple(range(1, len(text) + 1))
-    return HistoryEntry(head=head, request=request, prompt=text.encode(), ends=ends, answer=b"yes", owner=owner)
+    return HistoryEntry(head=head, request=request, prompt=text, ends=ends, answer="yes", owner=owner)
 
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "state" / "history.db"
     with History(path) as history:
-        history.add([entry("one", prompt="one"), entry("two", prompt="two")])
+        history.keep([entry("one", prompt="one"), entry("two", prompt="two")])
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     with History(path, reads=True) as history:
         assert [number for number, _ in history.heads(10)] == [1, 2]
         assert [number for number, _ in history.heads(10, after=1)] == [2]
-        assert history.entry(2).prompt == b"two" and list(history.entry(2).ends) == [1, 2, 3]
+        assert history.entry(2).prompt == "two" and list(history.entry(2).ends) == [1, 2, 3]
         with pytest.raises(BadRequest, match="not found"):
             history.entry(3)
 
@@ -52,16 +53,16 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
 def test_the_oldest_make_way_by_size_and_by_age(tmp_path: Path) -> None:
     path = tmp_path / "history.db"
     with History(path) as history:
-        history.add([entry("old", came_at=time.time() - 8 * 24 * 3_600)])
-        history.add([entry(os.urandom(2_000).hex()) for _ in range(10)], max_bytes=12_000)
+        history.keep([entry("old", came_at=time.time() - 8 * 24 * 3_600)])
+        history.keep([entry(os.urandom(2_000).hex()) for _ in range(10)], max_bytes=12_000)
         assert 0 < len(history.heads(100)) < 10
         assert history.heads(100)[-1][0] == 11
 
 
 def test_what_one_key_sends_pushes_out_none_of_another_s_and_each_finds_its_own(tmp_path: Path) -> None:
     with History(tmp_path / "history.db") as history:
-        history.add([entry("About a FOX", owner="ada"), entry("About foxes", owner="bob")])
-        history.add([entry(os.urandom(2_000).hex(), owner="bob") for _ in range(10)], max_bytes=12_000)
+        history.keep([entry("About a FOX", owner="ada"), entry("About foxes", owner="bob")])
+        history.keep([entry(os.urandom(2_000).hex(), owner="bob") for _ in range(10)], max_bytes=12_000)
         assert [number for number, _ in history.heads(100, owner="ada")] == [1]
         assert 0 < len(history.heads(100, owner="bob")) < 10
         assert [number for number, _ in history.heads(100, search="fox")] == [1]
@@ -71,10 +72,10 @@ def test_what_one_key_sends_pushes_out_none_of_another_s_and_each_finds_its_own(
 
 
 def test_a_file_that_is_no_history_or_is_not_there_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(HistoryFault, match="uma run --history"), History(tmp_path / "none.db", reads=True):
+    with pytest.raises(KeptFault, match="uma run --history"), History(tmp_path / "none.db", reads=True):
         pass
     (tmp_path / "bad.db").write_bytes(b"no database" * 1_000)
-    with pytest.raises(HistoryFault, match="not a database"), History(tmp_path / "bad.db", reads=True) as history:
+    with pytest.raises(KeptFault, match="not a database"), History(tmp_path / "bad.db", reads=True) as history:
         history.heads(1)
 
 
@@ -88,7 +89,7 @@ def test_what_a_pattern_finds_is_kept_nowhere() -> None:
     secret = "sk-12345"
     found = entry(f"key {secret}", messages=[{"role": "user", "content": f"my key is {secret}"}])
     kept = found.redacted(re.compile(r"sk-\d+"))
-    assert secret.encode() not in repr(kept).encode()
+    assert secret not in repr(kept)
     assert kept.request["messages"][0]["content"] == "my key is [redacted]"
     assert kept.ends == ()
 
@@ -99,7 +100,7 @@ def test_two_prompts_part_at_a_token_in_a_message() -> None:
     one, other = entry("<s>It is 12:01.<u>Hi", messages=said), entry("<s>It is 12:02.<u>Hi", messages=later)
     found = parting(one, other)
     assert found is not None
-    assert (found.common_tokens, found.tokens) == (len("<s>It is 12:0"), ("1", "2"))
+    assert (found.common, found.tokens) == (len("<s>It is 12:0"), ("1", "2"))
     assert found.places == ("messages[0] (system)",) * 2
     assert place(one, len("<s>It is 12:01.<")) == "what follows messages[0] (system)"
     assert parting(one, one) is None
@@ -110,7 +111,7 @@ def test_two_prompts_part_at_a_token_in_a_message() -> None:
 def test_numbers_that_no_float_holds_are_kept_as_they_were_written(tmp_path: Path) -> None:
     schema = json_bytes.loads(b'{"maximum": 123456789012345678901234567890, "multipleOf": 1e-400}')
     with History(tmp_path / "history.db") as history:
-        history.add(
+        history.keep(
             [entry("a", messages=[{"role": "user", "content": "a"}], tools=[{"name": "t", "parameters": schema}])]
         )
         kept = history.entry(1)

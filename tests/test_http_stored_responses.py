@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from http_clients import openai_of
 from http_server import HttpServer, ServeModels, new_key, running_http
 
 from harness import short_directory
-from uma.jobs.store import Store
+from uma.kept import Kept, KeptRow
 
 ASKED: dict[str, Any] = {"model": "builtin", "max_output_tokens": 8, "temperature": 0}
 
@@ -57,19 +58,26 @@ def test_a_response_goes_on_from_a_stored_one_and_is_listed_and_deleted(tmp_path
 def test_a_chain_takes_the_space_of_its_turns_and_what_is_deleted_stays_as_long_as_it_is_gone_on_from(
     tmp_path: Path,
 ) -> None:
-    store, before = Store(tmp_path), None
-    for turn in range(10):
-        store.keep_response(f"r{turn}", "ada", b"x" * 100, 60.0, before)
-        before = f"r{turn}"
-    assert store.used("ada") == (0, 1_000)
-    assert store.forget_response("r4", "ada") and not store.forget_response("r4", "ada")
-    assert (len(store.responses("r9", "ada")), store.responses("r4", "ada")) == (10, [])
-    for turn in range(5, 10):
-        assert store.forget_response(f"r{turn}", "ada")
-    assert store.used("ada") == (0, 400)  # with the last that went on from it, it went too
-    store.keep_response("new", "ada", b"x" * 100, 0.0, "r3")
-    assert (len(store.responses("new", "ada")), store.responses("r3", "ada")) == (5, [])  # r3 is too old to be shown
-    store.close()
+    def keep(id: str, before: str | None, age_sec: float = 0.0, max_age_sec: float = 60.0) -> None:
+        row = KeptRow(owner="ada", body=b"x", id=id, before=before, came_at=time.time() - age_sec)
+        kept.add([row], max_age_sec=max_age_sec)
+
+    def left() -> list[str]:
+        return [id for (id,) in kept.rows("SELECT id FROM kept ORDER BY number")]
+
+    with Kept(tmp_path / "responses.db") as kept:
+        for turn in range(10):
+            keep(f"r{turn}", f"r{turn - 1}" if turn else None, age_sec=100.0, max_age_sec=200.0)
+        assert kept.forget("r4", "ada") and not kept.forget("r4", "ada")
+        assert (len(kept.chain("r9", "ada")), kept.chain("r4", "ada")) == (10, [])
+        for turn in range(5, 10):
+            assert kept.forget(f"r{turn}", "ada")
+        assert left() == ["r0", "r1", "r2", "r3"]  # with the last that went on from it, it went too
+        keep("other", None, age_sec=100.0, max_age_sec=200.0)
+        keep("new", "r3")
+        assert left() == ["r0", "r1", "r2", "r3", "new"] and len(kept.chain("new", "ada")) == 5
+        kept.add([KeptRow(owner="ada", body=os.urandom(2_000), id="last")], max_age_sec=60.0, max_bytes=2_060)
+        assert left() == ["r0", "r1", "last"]  # the oldest that nothing goes on from makes way, until the rest fits
 
 
 def test_a_stream_is_stored_before_its_end_is_told_and_a_killed_server_keeps_it() -> None:

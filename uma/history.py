@@ -1,59 +1,34 @@
-"""History: a server's last requests, whole, in one file of SQLite for its user alone.
+"""History: a server's last requests, whole.
 
-    with History(path) as history:          # a server's, in one thread
-        history.add([entry, …])
-    with History(path, reads=True) as history:
-        entry = history.entry(17)
-
-Several processes, such as those of several models, can write one file at once. What is over the bounds goes: the oldest
-of the owner that has most, so that no client pushes out all that others sent.
+with History(path) as history:          # a server's, in one thread
+    history.keep([entry, …])
+with History(path, reads=True) as history:
+    entry = history.entry(17)
 """
 
 from __future__ import annotations
 
 import os
 import re
-import sqlite3
-import time
 import zlib
 from array import array
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import attrs
 import orjson
 
 from uma import json_bytes
-from uma.errors import BadRequest, ConfigError, UmaError, told
+from uma.errors import BadRequest, ConfigError
+from uma.kept import MAX_BYTES, Kept, KeptFault, KeptRow
 from uma.prefix import common_size
 
-MAX_BYTES = 2**30
-"""Maximum size of all entries."""
 MAX_AGE_SEC = 7 * 24 * 3_600
-BUSY_SEC = 5.0
-"""Longest wait for another process that writes."""
-MAX_ENTRY_BYTES = 64 * 2**20
-"""Maximum length of an entry's texts: the rest of a longer one is not kept."""
 MAX_SEARCHED = 5_000
 """Maximum entries that one search looks through, the newest first."""
-_TABLE = """
-CREATE TABLE IF NOT EXISTS requests (number INTEGER PRIMARY KEY AUTOINCREMENT, owner TEXT, came_at REAL,
-                                     size INTEGER, head TEXT, request BLOB, prompt BLOB, ends BLOB, answer BLOB);
-CREATE INDEX IF NOT EXISTS requests_by_time ON requests (came_at);
-CREATE INDEX IF NOT EXISTS requests_by_owner ON requests (owner, number, size);
-"""
 REDACTED = "[redacted]"
-
-
-class HistoryFault(UmaError):
-    """The file of the history cannot be read or written."""
-
-    code = "E_HISTORY"
 
 
 @attrs.frozen(kw_only=True)
@@ -82,15 +57,15 @@ class HistoryEntry:
     head: Head
     request: Mapping[str, Any]
     """`messages`, `prompt` or `token_ids`, with tools and sampling, by the names of the wire."""
-    prompt: bytes = b""
+    prompt: str = ""
     """The prompt's tokens as text, special ones by their spelling."""
     ends: Sequence[int] = ()
-    """Where each of the tokens ends in `prompt`, in bytes; nothing where texts were redacted."""
-    answer: bytes = b""
+    """Where each of the tokens ends in `prompt`; nothing where texts were redacted."""
+    answer: str = ""
     number: int = 0
     """The entry's place in the file, from 1."""
     owner: str = ""
-    """Whose it is: the key or user that it came with; empty: the server's own user, and whoever needs no key."""
+    """See `KeptRow`."""
 
     def redacted(self, pattern: re.Pattern[str]) -> HistoryEntry:
         """A copy in which what the pattern finds is `REDACTED`, in every text."""
@@ -102,10 +77,11 @@ class HistoryEntry:
                 return {name: clean(value) for name, value in part.items()}
             return list(map(clean, part)) if isinstance(part, list | tuple) else part
 
-        prompt, answer = (clean(text.decode("utf-8", "replace")).encode() for text in (self.prompt, self.answer))
-        is_same = (prompt, answer) == (self.prompt, self.answer)
-        ends = self.ends if is_same else ()
-        return attrs.evolve(self, request=clean(dict(self.request)), prompt=prompt, ends=ends, answer=answer)
+        prompt = clean(self.prompt)
+        ends = self.ends if prompt == self.prompt else ()
+        return attrs.evolve(
+            self, request=clean(dict(self.request)), prompt=prompt, ends=ends, answer=clean(self.answer)
+        )
 
 
 def default_path(environ: Mapping[str, str] = os.environ) -> Path:
@@ -118,45 +94,19 @@ def default_path(environ: Mapping[str, str] = os.environ) -> Path:
         raise ConfigError("the history has no place: this user has no home folder; set XDG_STATE_HOME") from None
 
 
-class History:
-    """An open history. Each call waits for the disk; every fault of it is a `HistoryFault`."""
+class History(Kept):
+    """An open history; see `Kept`."""
 
-    def __init__(self, path: Path, *, reads: bool = False) -> None:
-        self._path, self._reads = path, reads
-        self._db: sqlite3.Connection | None = None
-
-    def __enter__(self) -> History:
-        with _faults(self._path):
-            if self._reads:
-                if not self._path.exists():
-                    raise HistoryFault(f"no history at {self._path}; a server keeps one with `uma run --history`")
-                self._db = sqlite3.connect(f"{self._path.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_SEC)
-                return self
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))
-            self._db = sqlite3.connect(self._path, timeout=BUSY_SEC)
-            self._db.executescript(f"PRAGMA auto_vacuum = INCREMENTAL; PRAGMA journal_mode = WAL; {_TABLE}")
+    def __enter__(self) -> Self:
+        if self._reads and not self._path.exists():
+            raise KeptFault(f"no history at {self._path}; a server keeps one with `uma run --history`")
+        super().__enter__()
+        self._db.create_function("has", 3, _has)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._db is not None:
-            self._db.close()
-
-    def add(self, entries: Sequence[HistoryEntry], *, max_bytes: int = MAX_BYTES) -> None:
+    def keep(self, entries: Iterable[HistoryEntry], *, max_bytes: int = MAX_BYTES) -> None:
         """Write these, and let go of what is over the bounds."""
-        assert self._db is not None
-        with _faults(self._path), self._db as db:
-            db.executemany("INSERT INTO requests VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?)", map(_row, entries))
-            db.execute("DELETE FROM requests WHERE came_at < ?", (time.time() - MAX_AGE_SEC,))
-            sizes = Counter(dict(db.execute("SELECT owner, sum(size) FROM requests GROUP BY owner")))
-            while sizes.total() > max_bytes:
-                ((owner, _),) = sizes.most_common(1)
-                oldest = "SELECT number, size FROM requests WHERE owner = ? ORDER BY number LIMIT 1"
-                number, size = db.execute(oldest, (owner,)).fetchone()
-                db.execute("DELETE FROM requests WHERE number = ?", (number,))
-                sizes[owner] -= size
-        with _faults(self._path):
-            self._db.execute("PRAGMA incremental_vacuum").fetchall()
+        self.add(map(_row, entries), max_age_sec=MAX_AGE_SEC, max_bytes=max_bytes)
 
     def heads(
         self, last: int, after: int = 0, before: int | None = None, owner: str | None = None, search: str = ""
@@ -164,84 +114,59 @@ class History:
         """The last so many of those with numbers between these, the newest last: of one owner, and with some text in
         what was sent or answered, of whatever case; this looks at `MAX_SEARCHED` at most.
         """
-        texts = ", request, prompt, answer" if search else ""
-        rows = self._rows(
-            f"SELECT number, head{texts} FROM requests WHERE number > ?1 AND (?2 IS NULL OR number < ?2) "
-            "AND (?3 IS NULL OR owner = ?3) ORDER BY number DESC LIMIT ?4",
-            *(after, before, owner, MAX_SEARCHED if search else last),
+        first = f"coalesce(?2, (SELECT max(number) FROM kept) + 1) - {MAX_SEARCHED}"
+        rows = self.rows(
+            "SELECT number, head FROM kept WHERE number > ?1 AND (?2 IS NULL OR number < ?2) "
+            f"AND (?3 IS NULL OR owner = ?3) AND (?4 = '' OR (number >= {first} AND has(?4, head, body))) "
+            "ORDER BY number DESC LIMIT ?5",
+            *(after, before, owner, orjson.dumps(search)[1:-1].decode().casefold(), last),
         )
-        wanted = search.casefold()
-        found = (row for row in rows if not search or _has(wanted, *row[1:]))
-        return [(number, Head(**orjson.loads(head))) for number, head, *_ in reversed(list(islice(found, last)))]
+        return [(number, Head(**orjson.loads(head))) for number, head in rows][::-1]
 
     def entry(self, number: int, owner: str | None = None) -> HistoryEntry:
         """One by its number. Raises `BadRequest` where there is none, or it is not this owner's."""
-        for row in self._rows(
-            "SELECT head, request, prompt, ends, answer FROM requests WHERE number = ?1 AND (?2 IS NULL OR owner = ?2)",
-            *(number, owner),
-        ):
-            return _entry(number, *row)
+        for found in self._entries("number = ?1 AND (?2 IS NULL OR owner = ?2)", number, owner):
+            return found
         raise BadRequest(f"request {number} is not found in the history; it was never there, or has made way")
 
     def entries(self) -> Iterator[HistoryEntry]:
         """All, the oldest first, one at a time."""
-        for number, *row in self._rows(
-            "SELECT number, head, request, prompt, ends, answer FROM requests ORDER BY number"
-        ):
-            yield _entry(number, *row)
+        return self._entries("TRUE")
 
-    def _rows(self, query: str, *values: int | str | None) -> Iterator[Any]:
-        assert self._db is not None
-        with _faults(self._path):
-            # A file that a server has just made has no table for a moment.
-            if self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'requests'").fetchone():
-                yield from self._db.execute(query, values)
+    def _entries(self, which: str, *values: str | float | None) -> Iterator[HistoryEntry]:
+        columns = "number, head, unpacked(body), unpacked(more)"
+        for number, head, body, ends in self.rows(f"SELECT {columns} FROM kept WHERE {which} ORDER BY number", *values):
+            texts = json_bytes.loads(body)
+            yield HistoryEntry(number=number, head=Head(**orjson.loads(head)), ends=array("I", ends), **texts)
 
 
-@contextmanager
-def _faults(path: Path) -> Iterator[None]:
-    """A block whose faults of disk, database and contents are `HistoryFault`."""
-    try:
-        yield
-    except (OSError, sqlite3.Error, ValueError, TypeError, zlib.error) as error:
-        raise HistoryFault(f"the history {path}: {told(error)}") from error
-
-
-def _row(entry: HistoryEntry) -> tuple[Any, ...]:
-    head = orjson.dumps(attrs.asdict(entry.head)).decode()
-    ends = array("I", entry.ends).tobytes()
-    texts = (json_bytes.dumps(entry.request), entry.prompt[:MAX_ENTRY_BYTES], ends, entry.answer[:MAX_ENTRY_BYTES])
-    packed = [zlib.compress(text, 1) for text in texts]
-    return (entry.owner, entry.head.came_at, len(head) + sum(map(len, packed)), head, *packed)
-
-
-def _has(wanted: str, head: str, *packed: bytes) -> bool:
-    """Whether one of a row's texts has this, which is casefolded."""
-    texts = (zlib.decompress(text).decode("utf-8", "replace") for text in packed)
-    return any(wanted in text.casefold() for text in (head, *texts))
-
-
-def _entry(number: int, head: str, *packed: bytes) -> HistoryEntry:
-    request, prompt, ends, answer = map(zlib.decompress, packed)
-    return HistoryEntry(
-        number=number,
-        head=Head(**orjson.loads(head)),
-        request=json_bytes.loads(request),
-        prompt=prompt,
-        ends=array("I", ends),
-        answer=answer,
+def _row(entry: HistoryEntry) -> KeptRow:
+    return KeptRow(
+        owner=entry.owner,
+        came_at=entry.head.came_at,
+        head=orjson.dumps(attrs.asdict(entry.head)).decode(),
+        body=json_bytes.dumps({"request": entry.request, "prompt": entry.prompt, "answer": entry.answer}),
+        more=array("I", entry.ends).tobytes(),
     )
+
+
+def _has(wanted: str, head: str, body: bytes) -> bool:
+    """Whether one of a row's texts has this, which is casefolded, and spelled as in JSON."""
+    return wanted in head.casefold() or wanted in zlib.decompress(body).decode().casefold()
 
 
 @attrs.frozen
 class Parting:
     """Where two prompts begin to differ."""
 
-    common_bytes: int
-    common_tokens: int | None
-    """None where tokens are not known."""
+    common: int
+    """How many tokens both begin with; characters where tokens are not known."""
+    unit: str
+    """`tokens` or `characters`."""
+    offset: int
+    """Where these end in the texts."""
     tokens: tuple[str, str]
-    """The first differing token of each, or where these are not known, some text; empty: that prompt ends there."""
+    """The first that differs, of each prompt; empty: that prompt ends there."""
     places: tuple[str, str]
     """The message of each that it stands in."""
 
@@ -250,26 +175,24 @@ def parting(one: HistoryEntry, other: HistoryEntry) -> Parting | None:
     """The first difference of two prompts; None where they are the same."""
     if one.prompt == other.prompt:
         return None
-    common = common_size(one.prompt, other.prompt)
-    if not (one.ends and other.ends):
-        shown = tuple(entry.prompt[common : common + 20].decode("utf-8", "replace") for entry in (one, other))
-        return Parting(common, None, (shown[0], shown[1]), (place(one, common), place(other, common)))
+    both, unit = (one, other), "tokens" if one.ends and other.ends else "characters"
+    ends = [entry.ends if unit == "tokens" else range(1, len(entry.prompt) + 1) for entry in both]
     # A text that is the same can be cut in other tokens: the cache ends at the first of these.
-    pairs = enumerate(zip(one.ends, other.ends, strict=False))
-    parted = (at for at, (mine, theirs) in pairs if mine != theirs or mine > common)
-    count = next(parted, min(len(one.ends), len(other.ends)))
-    begin = one.ends[count - 1] if count else 0
-    found = [entry.prompt[begin : entry.ends[count]] if count < len(entry.ends) else b"" for entry in (one, other)]
-    first, second = (text.decode("utf-8", "replace") for text in found)
-    return Parting(begin, count, (first, second), (place(one, begin), place(other, begin)))
+    mine, theirs = (
+        [entry.prompt[begin:end] for begin, end in pairwise((0, *of))] for entry, of in zip(both, ends, strict=True)
+    )
+    common = common_size(mine, theirs)
+    offset = sum(map(len, mine[:common]))
+    first, second = (next(filter(None, parts[common:]), "") for parts in (mine, theirs))  # a part of a letter is empty
+    return Parting(common, unit, offset, (first, second), (place(one, offset), place(other, offset)))
 
 
 def place(entry: HistoryEntry, offset: int) -> str:
-    """Which part of the request stands at this byte of its prompt, in words."""
+    """Which part of the request stands at this place of its prompt, in words."""
     messages = entry.request.get("messages") or ()
     begin, last = 0, "what comes before the first message"
     for at, message in enumerate(messages):
-        text = str(message.get("content") or "").strip().encode()
+        text = str(message.get("content") or "").strip()
         found = entry.prompt.find(text, begin) if text else -1
         if found < 0:
             continue

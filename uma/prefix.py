@@ -1,10 +1,10 @@
-"""What two texts begin with alike."""
+"""What two texts begin with alike, or two lists of texts."""
 
 from __future__ import annotations
 
 from typing import TypeVar
 
-Text = TypeVar("Text", str, bytes)
+Text = TypeVar("Text", str, bytes, list[str])
 
 
 def common_size(one: Text, other: Text) -> int:

@@ -74,8 +74,8 @@ def _show(entry: HistoryEntry) -> None:
     )
     for title, text in (
         ("sent", json_text.dumps(entry.request, indent=2)),
-        ("prompt", entry.prompt.decode("utf-8", "replace")),
-        ("answer", entry.answer.decode("utf-8", "replace")),
+        ("prompt", entry.prompt),
+        ("answer", entry.answer),
     ):
         print(f"\n── {title} ──\n{sanitize(text)}")
 
@@ -85,19 +85,15 @@ def _show_difference(one: HistoryEntry, other: HistoryEntry) -> int:
     if found is None:
         print_wrapped(f"{one.number} and {other.number} have the same prompt: {other.head.prompt_tokens:,} tokens.")
         return 0
-    alike = f"{found.common_bytes:,} bytes" if found.common_tokens is None else f"{found.common_tokens:,} tokens"
     print_wrapped(
-        f"{one.number} and {other.number} begin alike for {alike}; {other.number} had "
+        f"{one.number} and {other.number} begin alike for {found.common:,} {found.unit}; {other.number} had "
         f"{other.head.cached_tokens:,} of {other.head.prompt_tokens:,} tokens from the cache."
     )
     for entry, token, place in zip((one, other), found.tokens, found.places, strict=True):
-        count = found.common_tokens
-        told = f"goes on {token!r}" if count is None else f"token {count:,} is {token!r}"
-        print_wrapped(f"{entry.number}: " + (f"{told}, in {place}" if token else "ends there"))
-        text = entry.prompt
-        before = text[: found.common_bytes].decode("utf-8", "replace")[-SNIPPET_CHARS:]
-        behind = text[found.common_bytes :].decode("utf-8", "replace")[:SNIPPET_CHARS]
-        print(f"  …{before!r} ▶ {behind!r}")
+        told = f"{found.unit.removesuffix('s')} {found.common:,} is {token!r}, in {place}" if token else "ends there"
+        print_wrapped(f"{entry.number}: {told}")
+        before, behind = entry.prompt[: found.offset], entry.prompt[found.offset :]
+        print(f"  …{before[-SNIPPET_CHARS:]!r} ▶ {behind[:SNIPPET_CHARS]!r}")
     return 0
 
 

@@ -357,7 +357,6 @@ async def responses(gateway: Gateway, http: Exchange) -> None:
         fields["input"], http.is_quick = [*before, *own], False
     keep = None
     if fields.get("store") is not False and stored_responses.days_kept(gateway):
-        await stored_responses.check_kept(gateway, http)
         keep = partial(stored_responses.keep, gateway, http, before, own if isinstance(own, list) else [])
     elif fields.get("store"):
         http.ignored.add("store")

@@ -29,6 +29,7 @@ from uma.errors import (
     VersionMismatch,
 )
 from uma.jobs.store import StoreFault, StoreTaken
+from uma.kept import KeptFault
 from uma.wrong import Wrong, renamed
 
 Kind = Literal[
@@ -152,6 +153,7 @@ _STATUS: dict[type[UmaError], tuple[int, Kind]] = {
     TooManySessions: (429, "overloaded"),
     BodiesFull: (503, "busy"),
     StoreFault: (503, "busy"),
+    KeptFault: (503, "busy"),
     StoreTaken: (503, "busy"),
     Loading: (503, "loading"),
     ShuttingDown: (503, "stopping"),

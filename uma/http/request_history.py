@@ -15,7 +15,7 @@ import trio
 
 from uma import posix
 from uma.errors import BadRequest
-from uma.history import MAX_SEARCHED, Head, History, HistoryEntry, default_path, parting
+from uma.history import MAX_SEARCHED, Head, History, default_path, parting
 from uma.http.dialect import dumps
 from uma.http.exchange import Exchange
 from uma.http.files import limit_of
@@ -38,10 +38,10 @@ async def listing(gateway: Gateway, http: Exchange) -> None:
     def found(history: History) -> list[tuple[int, Head]]:
         return history.heads(limit, before=before, owner=owner, search=text)
 
-    heads = await _read(found) or []
-    data = [{"object": "history.request", "number": number, **attrs.asdict(head)} for number, head in reversed(heads)]
+    heads = await _read(found)
     more = {"searched_at_most": MAX_SEARCHED} if text else {}
-    await http.answer_json({"object": "list", "data": data, "has_more": len(heads) == limit, **more})
+    page = {"data": [_listed(*each) for each in reversed(heads)], "has_more": len(heads) == limit, **more}
+    await http.answer_json({"object": "list", **page})
 
 
 async def show(gateway: Gateway, http: Exchange) -> None:
@@ -51,30 +51,23 @@ async def show(gateway: Gateway, http: Exchange) -> None:
 
     def found(history: History) -> bytes:  # as JSON: a request with pictures takes long to write
         entry = history.entry(number, owner)
-        if against is None:
-            return dumps(_entry(entry))
-        parted = parting(history.entry(against, owner), entry)
-        more = {"against": against, "parting": None if parted is None else attrs.asdict(parted)}
-        return dumps(_entry(entry) | more)
+        told = _listed(number, entry.head) | {name: getattr(entry, name) for name in ("request", "prompt", "answer")}
+        if against is not None:
+            parted = parting(history.entry(against, owner), entry)
+            told |= {"against": against, "parting": parted and attrs.asdict(parted)}
+        return dumps(told)
 
     try:
-        told = await _read(found)
+        await http.answer(await _read(found))
     except BadRequest as error:
         raise NotFound(error.message) from None
-    if told is None:
-        raise NotFound(f"request {number} is not found in the history, which is empty")
-    await http.answer(told)
 
 
-async def _read(what: Callable[[History], T]) -> T | None:
-    """What the file holds, read in a thread; None where no request has been kept. Raises `HistoryFault`, and what
-    `what` raises.
-    """
+async def _read(what: Callable[[History], T]) -> T:
+    """What the file holds, read in a thread. Raises `KeptFault`, and what `what` raises."""
 
-    def read() -> T | None:
-        if not (path := default_path()).exists():
-            return None
-        with History(path, reads=True) as history:
+    def read() -> T:
+        with History(default_path()) as history:
             return what(history)
 
     return await trio.to_thread.run_sync(read, abandon_on_cancel=True)
@@ -112,9 +105,5 @@ def _number(http: Exchange, name: str) -> int | None:
     return int(text)
 
 
-def _entry(entry: HistoryEntry) -> dict[str, Any]:
-    texts = {
-        name: text.decode("utf-8", "replace") for name, text in (("prompt", entry.prompt), ("answer", entry.answer))
-    }
-    head = {"object": "history.request", "number": entry.number, **attrs.asdict(entry.head)}
-    return {**head, "request": entry.request, **texts}
+def _listed(number: int, head: Head) -> dict[str, Any]:
+    return {"object": "history.request", "number": number, **attrs.asdict(head)}

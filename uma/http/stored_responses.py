@@ -1,25 +1,23 @@
 """OpenAI's stored responses: `GET` and `DELETE /v1/responses/{id}`, and conversations that go on from one of them.
 
-They lie in the store of files and batches (`uma/jobs/store.py`), where `--store-responses` says for how many days, each
-with its own input and a link to the response that it goes on from. One that was deleted is shown no more, and stays as
-long as another goes on from it. With keys each reaches its own. Without keys there is nobody to bind one to but the
-program that was told its id, 96 random bits that no list shows.
+They lie beside files and batches, where `--store-responses` says for how many days, each with its own input and output
+as the row's `body`, and a link to the response that it goes on from. With keys each reaches its own. Without keys there
+is nobody to bind one to but the program that was told its id, 96 random bits that no list shows.
 """
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Mapping
-from functools import partial
+from itertools import chain
 from typing import Any, TypeVar
 
 from uma import json_bytes
 from uma.http.dialect import Body, dumps
 from uma.http.exchange import Exchange
-from uma.http.files import check_space, jobs_of, limit_of, owner_of, page_of
+from uma.http.files import limit_of, owner_of, page_of
 from uma.http.gateway import Gateway
 from uma.http.problem import NotFound, Unsupported
-from uma.jobs.store import Store
+from uma.kept import Kept, KeptRow
 
 MAX_LISTED = 100
 """Maximum items of one page of a response's input."""
@@ -43,92 +41,75 @@ async def before(gateway: Gateway, http: Exchange, fields: Mapping[str, Any]) ->
             "previous_response_id",
             "responses are not stored here (--store-responses DAYS does); send the whole conversation as input",
         )
-    said: list[Any] = await _found(
-        gateway,
-        http,
-        str(id),
-        lambda turns: _items(turns, with_last=True),
-        field="previous_response_id",
-    )
-    return said
-
-
-async def check_kept(gateway: Gateway, http: Exchange) -> None:
-    """Raise, before anything is generated, where no response of this key could be stored: `StoreTaken`, `Forbidden`."""
-    await jobs_of(gateway).do(partial(check_space, owner=owner_of(http)))
+    turns = await _of(gateway, str(id), lambda kept: _turns(kept, str(id), http), "previous_response_id")
+    return list(chain.from_iterable(chain.from_iterable(turns)))
 
 
 async def keep(gateway: Gateway, http: Exchange, before: list[Any], own: list[Any], response: Body) -> None:
     """Store a response with its `own` input, before its end is told. The input `before` that is kept with the response
     that it goes on from, unless that was deleted meanwhile.
     """
-    owner, age_sec, link = owner_of(http), days_kept(gateway) * DAY_SEC, response["previous_response_id"]
+    id, link, owner = str(response["id"]), response["previous_response_id"], owner_of(http)
 
-    def kept(store: Store) -> None:  # (packing takes long where the input is, too)
-        is_linked = link is not None and bool(store.responses(link, owner))
-        asked = own if is_linked else [*before, *own]
-        data = zlib.compress(json_bytes.dumps({"input": asked, "response": response}), 1)
-        store.keep_response(str(response["id"]), owner, data, age_sec, link if is_linked else None)
+    def kept(kept: Kept) -> bool:
+        is_linked = link is not None and any(kept.rows(_WHOLE, link, owner))
+        turn = json_bytes.dumps([own if is_linked else [*before, *own], response["output"]])
+        row = KeptRow(owner=owner, body=turn, more=dumps(response), id=id, before=link if is_linked else None)
+        kept.add([row], max_age_sec=days_kept(gateway) * DAY_SEC)
+        return True
 
-    await jobs_of(gateway).do(kept)
+    await _of(gateway, id, kept)
 
 
 async def show(gateway: Gateway, http: Exchange) -> None:
     """`GET /v1/responses/{id}`."""
-    await http.answer(await _found(gateway, http, _id(http), lambda turns: dumps(turns[-1]["response"])))
+    id, owner = _id(http), owner_of(http)
+    ((whole,),) = await _of(gateway, id, lambda kept: list(kept.rows(_WHOLE, id, owner)))
+    await http.answer(whole)
 
 
 async def remove(gateway: Gateway, http: Exchange) -> None:
     """`DELETE /v1/responses/{id}`."""
-    id = _id(http)
-    if gateway.jobs is None or not await gateway.jobs.do(lambda store: store.forget_response(id, owner_of(http))):
-        raise _not_found(id)
+    id, owner = _id(http), owner_of(http)
+    await _of(gateway, id, lambda kept: kept.forget(id, owner))
     await http.answer_json({"id": id, "object": "response.deleted", "deleted": True})
 
 
 async def input_items(gateway: Gateway, http: Exchange) -> None:
     """`GET /v1/responses/{id}/input_items`, the newest first unless `order` is `asc`."""
-    limit, after = limit_of(http.query, MAX_LISTED), http.query.get("after")
+    limit, after, id = limit_of(http.query, MAX_LISTED), http.query.get("after"), _id(http)
 
-    def listed(turns: list[dict[str, Any]]) -> bytes:
-        every = enumerate(_items(turns, with_last=False))
+    def listed(kept: Kept) -> bytes:
+        turns = _turns(kept, id, http)
+        if not turns:
+            return b""
+        turns[-1][1] = []
+        every = enumerate(chain.from_iterable(chain.from_iterable(turns)))
         items = [{"type": "message", **item, "id": item.get("id") or f"item_{at}"} for at, item in every]
         if http.query.get("order") != "asc":
             items.reverse()
         begin = next((at for at, item in enumerate(items, 1) if item["id"] == after), 0)
         return dumps(page_of(items[begin : begin + limit], has_more=begin + limit < len(items)))
 
-    await http.answer(await _found(gateway, http, _id(http), listed))
+    await http.answer(await _of(gateway, id, listed))
+
+
+_WHOLE = "SELECT unpacked(more) FROM kept WHERE id = ? AND owner = ? AND came_at > 0"
 
 
 def _id(http: Exchange) -> str:
     return f"resp_{http.scope['path_params']['id']}"
 
 
-def _items(turns: list[dict[str, Any]], *, with_last: bool) -> list[Any]:
-    """Input and output of each response, in order, with or without the last one's output."""
-    items = [item for turn in turns[:-1] for item in (*turn["input"], *turn["response"]["output"])]
-    return [*items, *turns[-1]["input"], *(turns[-1]["response"]["output"] if with_last else ())]
+def _turns(kept: Kept, id: str, http: Exchange) -> list[list[list[Any]]]:
+    """Input and output of a response and of all that it goes on from, the oldest first."""
+    return list(map(json_bytes.loads, kept.chain(id, owner_of(http))))
 
 
-async def _found(
-    gateway: Gateway, http: Exchange, id: str, told: Callable[[list[dict[str, Any]]], T], field: str = ""
-) -> T:
-    """What is `told` of a stored response and those that it goes on from, all in the store's thread: a conversation can
-    be long.
-    """
-    owner = owner_of(http)
-
-    def unpacked(store: Store) -> T | None:
-        turns = [json_bytes.loads(zlib.decompress(data)) for data in store.responses(id, owner)]
-        return told(turns) if turns else None
-
-    found = None if gateway.jobs is None else await gateway.jobs.do(unpacked)
-    if found is None:
-        raise _not_found(id, field)
+async def _of(gateway: Gateway, id: str, work: Callable[[Kept], T], field: str = "") -> T:
+    """What `work` makes of the stored responses, in the store's thread. Raises `NotFound` where that is nothing."""
+    found = None if gateway.jobs is None else await gateway.jobs.do(lambda store: work(store.responses))
+    if not found:
+        why = f"no such response: {id[:100]!r} was not found; not stored, deleted, too old, or another key's"
+        raise NotFound.at(field, why) if field else NotFound(why)
     return found
-
-
-def _not_found(id: str, field: str = "") -> NotFound:
-    why = f"no such response: {id[:100]!r} was not found; it was not stored, was deleted, is too old, or another key's"
-    return NotFound.at(field, why) if field else NotFound(why)

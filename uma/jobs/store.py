@@ -27,6 +27,7 @@ import trio
 from uma import json_bytes, posix
 from uma.errors import BadRequest, UmaError
 from uma.jobs.journal import journal_of, kept_of, remove_earlier
+from uma.kept import Kept
 from uma.net.logfmt import log
 from uma.protocol.converter import structure
 
@@ -40,8 +41,6 @@ MAX_STORE_BYTES = 4_294_967_296
 MAX_FILES, MAX_BATCHES, MAX_UNFINISHED = 10_000, 1_000, 100
 """Maximum files of an owner; batches that are remembered, of which the oldest one that has ended makes way; and batches
 that have not ended."""
-MAX_RESPONSES = 10_000
-"""Maximum responses of an owner, of which the oldest make way."""
 _FILE_NAME = re.compile(r"file-[0-9a-f]+(\.part)?")
 """Names of files' contents, and of parts of those that are being sent."""
 _BATCH_NAME = re.compile(r"batch_[0-9a-f]+\..*")
@@ -51,8 +50,6 @@ MAX_TOLD = 1_000
 _TABLES = """
 CREATE TABLE IF NOT EXISTS files (id TEXT PRIMARY KEY, owner TEXT, created_at INTEGER, data TEXT);
 CREATE TABLE IF NOT EXISTS batches (id TEXT PRIMARY KEY, owner TEXT, model TEXT, is_over INTEGER, data TEXT);
-CREATE TABLE IF NOT EXISTS turns (id TEXT PRIMARY KEY, owner TEXT, created_at REAL, before TEXT, is_shown INTEGER,
-                                  data BLOB);
 """
 
 JobStatus = Literal["in_progress", "finalizing", "completed", "failed", "cancelling", "cancelled"]
@@ -165,7 +162,7 @@ class JobFolder:
 
 
 class Store:
-    """Files, batches and responses of one folder: their index and their contents. One thread at a time uses it. Its
+    """Files and batches of one folder: their index and their contents. One thread at a time uses it. Its
     methods raise `OSError` and `sqlite3.Error`.
     """
 
@@ -176,10 +173,13 @@ class Store:
         self.folder = folder
         self._told = set[str]()
         self._is_own = False
+        self._closing = ExitStack()
         self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             self._db = sqlite3.connect(folder / "index.sqlite3", isolation_level=None, check_same_thread=False)
             self._db.executescript("PRAGMA journal_mode = WAL;" + _TABLES)
+            self.responses = Kept(folder / "responses.db")
+            self._closing.enter_context(self.responses)
             with suppress(StoreTaken):
                 self.check_own()
         except BaseException:
@@ -232,6 +232,7 @@ class Store:
 
     def close(self) -> None:
         """Close the index, and leave the folder to another process."""
+        self._closing.close()
         self._db.close()
         os.close(self._lock)
 
@@ -250,53 +251,7 @@ class Store:
             f"SELECT count(*), coalesce(sum(length(data) + {size}), 0) FROM files WHERE owner = ?", (owner,)
         )
         ((batch_bytes,),) = self._do("SELECT coalesce(sum(length(data)), 0) FROM batches WHERE owner = ?", (owner,))
-        ((answer_bytes,),) = self._do("SELECT coalesce(sum(length(data)), 0) FROM turns WHERE owner = ?", (owner,))
-        return files, file_bytes + batch_bytes + answer_bytes
-
-    def keep_response(self, id: str, owner: str, data: bytes, max_age_sec: float, before: str | None) -> None:
-        """Remember a response, which goes on from the one `before`, and forget the owner's that are older than that, or
-        more than `MAX_RESPONSES`.
-        """
-        now = time.time()
-        with self._at_once():
-            self._do("INSERT INTO turns VALUES (?, ?, ?, ?, TRUE, ?)", (id, owner, now, before, data))
-            self._do(
-                "UPDATE turns SET is_shown = FALSE WHERE is_shown AND (created_at < ?1 OR (owner = ?2 AND rowid <= "
-                "(SELECT rowid FROM turns WHERE owner = ?2 AND is_shown ORDER BY rowid DESC LIMIT 1 OFFSET ?3)))",
-                (now - max_age_sec, owner, MAX_RESPONSES),
-            )
-            self._drop_turns()
-
-    def _drop_turns(self) -> None:
-        """Remove what is not shown any more, and nothing that is shown goes on from."""
-        self._do(
-            "WITH RECURSIVE needed (id) AS (SELECT before FROM turns WHERE is_shown UNION "
-            "SELECT turns.before FROM turns JOIN needed ON turns.id = needed.id) "
-            "DELETE FROM turns WHERE NOT is_shown AND id NOT IN (SELECT id FROM needed WHERE id IS NOT NULL)"
-        )
-
-    def responses(self, id: str, owner: str) -> list[bytes]:
-        """What was kept of the owner's response of that id, and of all that it goes on from, the oldest first; nothing
-        where there is none.
-        """
-        rows = self._do(
-            "WITH RECURSIVE chain (before, data, depth) AS "
-            "(SELECT before, data, 0 FROM turns WHERE id = ? AND owner = ? AND is_shown UNION ALL "
-            "SELECT turns.before, turns.data, depth + 1 FROM turns JOIN chain ON turns.id = chain.before) "
-            "SELECT data FROM chain ORDER BY depth DESC",
-            (id, owner),
-        )
-        return [data for (data,) in rows]
-
-    def forget_response(self, id: str, owner: str) -> bool:
-        """Show the owner's response of that id no more, and remove it unless others go on from it; whether there was
-        one.
-        """
-        hide = "UPDATE turns SET is_shown = FALSE WHERE id = ? AND owner = ? AND is_shown RETURNING id"
-        with self._at_once():
-            found = self._do(hide, (id, owner))
-            self._drop_turns()
-        return bool(found)
+        return files, file_bytes + batch_bytes
 
     def add_file(self, file: StoredFile, part: Path) -> None:
         """Keep a file whose contents are `part`, which is none any more."""

@@ -59,10 +59,8 @@ export class HistoryPanel {
         h("h3", {}, title),
         h("pre", { tabindex: 0, role: "region", "aria-label": `${title} of ${name}`, dir: "auto" }, words),
       ];
-      const common = parting?.common_tokens ?? parting?.common_bytes;
-      const unit = parting?.common_tokens == null ? "bytes" : "tokens";
       const parted =
-        parting && `It is as request ${before?.number} for ${number(common)} ${unit}, then differs in ${parting.places[1]}: “${parting.tokens[1]}” in place of “${parting.tokens[0]}”.`;
+        parting && `It is as request ${before?.number} for ${number(parting.common)} ${parting.unit}, then differs in ${parting.places[1]}: “${parting.tokens[1]}” in place of “${parting.tokens[0]}”.`;
       into.append(parted ? h("p", {}, parted) : "", ...text("Prompt", prompt), ...text("Answer", answer));
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;

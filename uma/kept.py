@@ -1,0 +1,146 @@
+"""Rows that a server keeps of what it was asked, in one file of SQLite for its user alone: the history's, and stored
+responses.
+
+    with Kept(path) as kept:          # in one thread
+        kept.add([row, …], max_age_sec=86_400)
+        kept.rows("SELECT unpacked(body) FROM kept WHERE owner = ?", "ada")
+
+A row can go on from another, which stays as long as that does. What is over the bounds goes: the oldest of the owner
+that has most, so that no client pushes out all that others sent. Several processes can write one file at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import attrs
+
+from uma.errors import UmaError, told
+
+MAX_BYTES = 2**30
+"""Maximum size of all rows."""
+BUSY_SEC = 5.0
+"""Longest wait for another process that writes."""
+_TABLE = """
+CREATE TABLE IF NOT EXISTS kept (number INTEGER PRIMARY KEY AUTOINCREMENT, owner TEXT, body BLOB, head TEXT, more BLOB,
+                                 id TEXT, before TEXT, came_at REAL,
+                                 size INTEGER AS (length(body) + length(head) + length(more)) STORED);
+CREATE INDEX IF NOT EXISTS kept_by_id ON kept (id);
+CREATE INDEX IF NOT EXISTS kept_by_before ON kept (before);
+CREATE INDEX IF NOT EXISTS kept_by_time ON kept (came_at);
+CREATE INDEX IF NOT EXISTS kept_by_owner ON kept (owner, number, size);
+"""
+_IS_LAST = "NOT EXISTS (SELECT 1 FROM kept AS next WHERE next.before = kept.id)"
+"""Whether no row goes on from this one."""
+
+
+class KeptFault(UmaError):
+    """The file cannot be read or written."""
+
+    code = "E_KEPT"
+
+
+@attrs.frozen(kw_only=True)
+class KeptRow:
+    """A row to be kept. What lists show is its `head`."""
+
+    owner: str
+    """Whose it is: the key or user that it came with; empty: the server's own user, and whoever needs no key."""
+    body: bytes
+    head: str = ""
+    more: bytes = b""
+    id: str | None = None
+    before: str | None = None
+    """The id of the row that it goes on from."""
+    came_at: float = attrs.field(factory=time.time)
+
+
+class Kept:
+    """A file, open in its `with` block, for one thread at a time. Each call waits for the disk; every fault of it is a
+    `KeptFault`.
+    """
+
+    def __init__(self, path: Path, *, reads: bool = False) -> None:
+        self._path, self._reads = path, reads
+
+    def __enter__(self) -> Self:
+        with self._faults():
+            if self._reads:
+                self._db = sqlite3.connect(f"{self._path.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_SEC)
+            else:
+                self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))
+                self._db = sqlite3.connect(self._path, timeout=BUSY_SEC, check_same_thread=False)
+                self._db.executescript(f"PRAGMA auto_vacuum = INCREMENTAL; PRAGMA journal_mode = WAL; {_TABLE}")
+            self._db.create_function("packed", 1, partial(zlib.compress, level=1))
+            self._db.create_function("unpacked", 1, zlib.decompress)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._db.close()
+
+    def add(self, rows: Iterable[KeptRow], *, max_age_sec: float, max_bytes: int = MAX_BYTES) -> None:
+        """Write these, and let go of what is over the bounds."""
+        with self._faults(), self._db as db:
+            columns = "owner, body, head, more, id, before, came_at"
+            values = "?, packed(?), ?, packed(?), ?, ?, ?"
+            db.executemany(f"INSERT INTO kept ({columns}) VALUES ({values})", map(attrs.astuple, rows))
+            self._let_go(time.time() - max_age_sec)
+            sizes = Counter(dict(db.execute("SELECT owner, sum(size) FROM kept GROUP BY owner")))
+            oldest = f"SELECT number FROM kept WHERE owner = ? AND {_IS_LAST} ORDER BY number LIMIT 1"
+            while sizes.total() > max_bytes:
+                ((owner, _),) = sizes.most_common(1)
+                gone = db.execute(f"DELETE FROM kept WHERE number = ({oldest}) RETURNING size", (owner,)).fetchall()
+                sizes[owner] -= sum(size for (size,) in gone)
+        with self._faults():
+            self._db.execute("PRAGMA incremental_vacuum").fetchall()
+
+    def _let_go(self, before: float) -> None:
+        """Remove what came before this time, unless something goes on from it."""
+        while self._db.execute(f"DELETE FROM kept WHERE came_at < ? AND {_IS_LAST}", (before,)).rowcount:
+            pass
+
+    def chain(self, id: str, owner: str) -> list[bytes]:
+        """Bodies of the owner's row of that id and of all that it goes on from, the oldest first; none where there is
+        no such row.
+        """
+        query = (
+            "WITH RECURSIVE chain (number, before) AS "
+            "(SELECT number, before FROM kept WHERE id = ? AND owner = ? AND came_at > 0 UNION ALL "
+            "SELECT kept.number, kept.before FROM kept JOIN chain ON kept.id = chain.before) "
+            "SELECT unpacked(body) FROM kept JOIN chain USING (number) ORDER BY number"
+        )
+        return [body for (body,) in self.rows(query, id, owner)]
+
+    def forget(self, id: str, owner: str) -> bool:
+        """Find the owner's row of that id no more, and remove it unless others go on from it; whether there was one."""
+        with self._faults(), self._db as db:
+            forget = "UPDATE kept SET came_at = 0 WHERE id = ? AND owner = ? AND came_at > 0"
+            found = db.execute(forget, (id, owner)).rowcount
+            self._let_go(1.0)
+        return bool(found)
+
+    def rows(self, query: str, *values: str | float | None) -> Iterator[Any]:
+        """What a query finds; `unpacked(body)` in it is a row's body."""
+        with self._faults():
+            # A file that a server has just made has no table for a moment.
+            if self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'kept'").fetchone():
+                yield from self._db.execute(query, values)
+
+    @contextmanager
+    def _faults(self) -> Iterator[None]:
+        """A block whose faults of disk, database and contents are `KeptFault`."""
+        try:
+            yield
+        except (OSError, sqlite3.Error, ValueError, TypeError, zlib.error) as error:
+            raise KeptFault(f"{self._path}: {told(error)}") from error
