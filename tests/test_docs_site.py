@@ -21,6 +21,8 @@ def test_every_page_is_in_the_navigation_once() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
-def test_a_long_page_begins_with_its_sections(page: Path) -> None:
+def test_a_page_begins_with_its_readers_and_a_long_one_with_its_sections(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
+    _, first, *_ = text.split("\n\n")
+    assert re.search(r"\bfor\b", first, re.IGNORECASE)
     assert text.count("\n") <= 100 or len(re.findall(r"\]\(#", text.partition("\n## ")[0])) >= 3
