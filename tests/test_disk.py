@@ -13,7 +13,6 @@ import pytest
 import trio
 import trio.testing
 
-from uma.engine.kv.archive import Archive
 from uma.engine.kv.disk import FOLDER, PART_AGE_SEC, PART_SUFFIX, DiskTier
 from uma.engine.kv.snapshots import Snapshot
 from uma.errors import ConfigError
@@ -228,17 +227,17 @@ async def test_snapshots_that_wait_for_a_slow_disk_are_bounded_and_those_dropped
         await write(each)
 
     monkeypatch.setattr(disk, "write", write_slowly)
-    archive = Archive(disk, max_queued_bytes=350 * KB)
+    disk.max_queued_bytes = 350 * KB
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(archive.run)
-        archive.enqueue(snapshot(0))
+        nursery.start_soon(disk.run)
+        disk.enqueue(snapshot(0))
         await trio.testing.wait_all_tasks_blocked()
         for number in range(1, 9):
-            archive.enqueue(snapshot(number))
-            assert archive.queued_bytes <= 350 * KB
-        archive.enqueue(snapshot(9, size=3_000 * KB))  # larger than the tier
+            disk.enqueue(snapshot(number))
+            assert disk.queued_bytes <= 350 * KB
+        disk.enqueue(snapshot(9, size=3_000 * KB))  # larger than the tier
         goes_on.set()
-        archive.close()
+        disk.close()
     assert written == [0, 6, 7, 8]
-    assert archive.dropped == 6
+    assert disk.dropped == 6
     assert "was not written" in caplog.text

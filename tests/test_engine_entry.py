@@ -199,8 +199,8 @@ async def test_no_file_is_read_that_memory_could_not_hold(tiny: Path, tmp_path: 
     (kept,) = (tmp_path / "kv" / FOLDER).glob("*.umakv")
     assert kept.stat().st_size > 2**20
     async with open_engine(config_for(tiny, cache_dir=folder, cache_ram_mb=1)) as engine:
-        assert engine.archive is not None
-        assert engine.archive.max_queued_bytes == 2**20, "more waits for the disk than memory may hold"
+        assert engine.disk is not None
+        assert engine.disk.max_queued_bytes == 2**20, "more waits for the disk than memory may hold"
         got = await answer(engine, ask((*known, 1), 2))
     assert (files_read, got.finished.usage.cached_tokens) == ([], 0)
 

@@ -17,7 +17,7 @@ from uma import Request, open_engine
 from uma.engine import Engine
 from uma.engine.delivery.detokenize import TextStream
 from uma.engine.delivery.mailbox import Mailbox
-from uma.engine.kv.archive import Archive
+from uma.engine.kv.disk import DiskTier
 from uma.engine.worker.drafts.lookup import LookupDrafter
 from uma.engine.worker.loop import DecodeWorker
 from uma.engine.worker.output import Output
@@ -209,7 +209,7 @@ async def test_after_a_fault_of_the_whole_thread_every_request_is_refused_at_onc
     async with open_engine(config) as engine:
         await answer(engine, ask(tokens_for(1, 600), 2))
     is_there, may_fail, is_asked, is_written = threading.Event(), threading.Event(), trio.Event(), trio.Event()
-    count_known, run = DecodeWorker.count_known, Archive.run
+    count_known, run = DecodeWorker.count_known, DiskTier.run
 
     class BreakingContext(Context):
         def begin(self, batch: Batch) -> int:
@@ -221,13 +221,13 @@ async def test_after_a_fault_of_the_whole_thread_every_request_is_refused_at_onc
         count_known(worker, *asked)
         is_asked.set()
 
-    async def run_slowly(archive: Archive) -> None:
-        await run(archive)
+    async def run_slowly(disk: DiskTier) -> None:
+        await run(disk)
         await is_written.wait()
 
     compute_with(monkeypatch, BreakingContext)
     monkeypatch.setattr(DecodeWorker, "count_known", watched)
-    monkeypatch.setattr(Archive, "run", run_slowly)
+    monkeypatch.setattr(DiskTier, "run", run_slowly)
     told: list[InternalError] = []
     with pytest.raises(ZeroDivisionError, match="on purpose"), trio.fail_after(PATIENCE_SEC):
         async with open_engine(config) as engine:

@@ -40,7 +40,7 @@ from uma.engine.intake.prompt import PromptReader
 from uma.engine.intake.relaxed_tools import RelaxedRequest
 from uma.engine.intake.trained_form import unsupported_kind
 from uma.engine.intake.truncation import Cut
-from uma.engine.kv.archive import Archive
+from uma.engine.kv.disk import DiskTier
 from uma.engine.kv.events import KvListener
 from uma.engine.kv.feed import BlockLedger, KvFeed
 from uma.engine.kv.pool import KvPool
@@ -91,7 +91,7 @@ class Engine:
         config: RuntimeConfig,
         context: Context,
         ledger: Ledger,
-        archive: Archive | None,
+        disk: DiskTier | None,
         grammars: GrammarCompiler,
         draft: Context | None = None,
         heads: PredictionHeads | None = None,
@@ -101,7 +101,7 @@ class Engine:
     ) -> None:
         self.config = config
         self._adapters = adapters
-        self.archive = archive
+        self.disk = disk
         self._chat = ChatAbilities(context.model)
         self._info = server_info(context, config, self._chat, ledger.kv_bytes, draft, projector, heads)
         self.max_request_tokens = sizing.max_request_tokens(context)
@@ -112,7 +112,7 @@ class Engine:
         self._is_draining = False
         self._fault: BaseException | None = None
         """What has ended the engine."""
-        self._pool = _make_pool(config, context, ledger.cache_bytes, None if archive is None else self._write_soon)
+        self._pool = _make_pool(config, context, ledger.cache_bytes, None if disk is None else self._write_soon)
         # Behind all that can raise: its file descriptors would stay open.
         self.mailbox = Mailbox()
         scheduler = Scheduler(_targets(config, context))
@@ -125,7 +125,7 @@ class Engine:
             self.mailbox,
             WorkerSettings(
                 max_active=max_active,
-                saves_at_end=archive is not None,
+                saves_at_end=disk is not None,
                 speculate=sizing.speculate(context, config),
                 draft=draft,
                 heads=heads,
@@ -467,8 +467,8 @@ class Engine:
     def snapshot(self) -> dict[str, Any]:
         """The metrics of now, without waiting for anything."""
         self.worker.read_gauges()
-        if self.archive is not None:
-            self._metrics.cache.disk_drops = self.archive.dropped
+        if self.disk is not None:
+            self._metrics.cache.disk_drops = self.disk.dropped
         return self._metrics.snapshot()
 
     def listen_to_kv(self, listener: KvListener) -> None:
@@ -550,13 +550,14 @@ class Engine:
 
     def _write_soon(self, snapshot: Snapshot) -> None:
         """Have a snapshot written to disk. Called on the decode thread."""
-        assert self.archive is not None
-        self.mailbox.call(partial(self.archive.enqueue, snapshot))
+        assert self.disk is not None
+        self.mailbox.call(partial(self.disk.enqueue, snapshot))
 
     async def _fetch_from_disk(self, tokens: array[int], adapters: AdapterSet) -> None:
-        if self.archive is None or not adapters.is_named:
+        tokens = adapters.key(tokens)
+        if self.disk is None or not adapters.is_named or not self.disk.offers(tokens):
             return
-        snapshot = await self.archive.fetch(adapters.key(tokens), self._count_known)
+        snapshot = await self.disk.fetch(tokens, await self._count_known(tokens))
         if snapshot is not None:
             self.worker.preload(snapshot)
 

@@ -18,8 +18,7 @@ from uma.config import RuntimeConfig
 from uma.engine import sizing
 from uma.engine.adapters import AdapterSets
 from uma.engine.engine import Engine
-from uma.engine.kv.archive import MAX_QUEUED_BYTES, Archive
-from uma.engine.kv.disk import DiskTier
+from uma.engine.kv.disk import MAX_QUEUED_BYTES, DiskTier
 from uma.engine.ledger import Ledger
 from uma.engine.loading import Loader
 from uma.engine.worker.loop import ended_by
@@ -83,8 +82,8 @@ async def open_engine(
         draft, assistant = await trio.to_thread.run_sync(_open_draft, stack, ledger, loader, config, context)
         heads = assistant or await trio.to_thread.run_sync(_open_heads, stack, ledger, config, context)
         ledger.promise_cache(MAX_QUEUED_BYTES if config.prefix_folder else 0)
-        archive = await _open_archive(config, context, ledger.cache_bytes, adapters.keys)
-        engine = Engine(config, context, ledger, archive, grammars, draft, heads, projector, adapters=adapters)
+        disk = await _open_disk(config, context, ledger.cache_bytes, adapters.keys)
+        engine = Engine(config, context, ledger, disk, grammars, draft, heads, projector, adapters=adapters)
         stack.callback(engine.close)
         # What ends the block is raised as it is, not inside the exception group that the nursery would make of it.
         ended: outcome.Outcome[None] = outcome.Value(None)
@@ -127,8 +126,8 @@ class _Tasks:
         engine = self._engine
         with trio.CancelScope(shield=True) as shield:
             async with trio.open_nursery() as nursery:
-                if engine.archive is not None:
-                    nursery.start_soon(engine.archive.run)
+                if engine.disk is not None:
+                    nursery.start_soon(engine.disk.run)
                 async with trio.open_nursery() as while_it_runs:
                     while_it_runs.start_soon(self._deliver, block)
                     # A limiter of its own: this thread lives as long as the engine and must take no slot from others.
@@ -138,8 +137,8 @@ class _Tasks:
                     while_it_runs.cancel_scope.cancel()
                 engine.mailbox.empty()
                 engine.mailbox.close()
-                if engine.archive is not None:
-                    engine.archive.close()
+                if engine.disk is not None:
+                    engine.disk.close()
                 shield.deadline = trio.current_time() + LAST_WRITES_SEC
 
     def _refuse_rest(self, block: trio.CancelScope) -> None:
@@ -236,18 +235,13 @@ def _closed_with(stack: AsyncExitStack, opened: ClosingT) -> ClosingT:
     return opened
 
 
-async def _open_archive(
+async def _open_disk(
     config: RuntimeConfig, context: Context, memory_bytes: int, adapter_keys: Sequence[str]
-) -> Archive | None:
+) -> DiskTier | None:
     if not config.prefix_folder or not context.model.is_causal:
         return None
     identity = await trio.to_thread.run_sync(sizing.snapshot_identity, context)
-    disk = DiskTier(
-        Path(config.prefix_folder),
-        identity,
-        config.cache_disk_mb * 2**20,
-        memory_bytes,
-        adapter_keys,
-    )
+    folder, capacity_bytes = Path(config.prefix_folder), config.cache_disk_mb * 2**20
+    disk = DiskTier(folder, identity, capacity_bytes, memory_bytes, adapter_keys)
     await disk.open()
-    return Archive(disk, min(MAX_QUEUED_BYTES, memory_bytes))
+    return disk

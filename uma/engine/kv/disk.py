@@ -1,5 +1,7 @@
 """The third tier: snapshots as files, so that a restarted server need not compute again what it once knew.
 
+The decode thread's snapshots wait in a queue to be written; where the disk is slower than they come, those that wait
+longest are dropped, and counted: the newer ones are of conversations that are more likely to go on.
 A file is tied to the model, the context's parameters and the llama.cpp it was made with, and checksummed; one that
 differs in anything is ignored with a log line. Files are written and read in threads, never by the decode thread.
 """
@@ -13,6 +15,7 @@ import tempfile
 import time
 import weakref
 from array import array
+from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +31,7 @@ from uma.engine.kv.prefix_index import PrefixIndex
 from uma.engine.kv.snapshots import LEAST_GAIN_TOKENS, Snapshot, usable
 from uma.errors import ConfigError
 from uma.net.place import directory_objection
+from uma.net.wakeup import Wakeup
 
 _log = logging.getLogger("uma.engine.kv.disk")
 
@@ -43,6 +47,9 @@ PART_AGE_SEC = 3600.0
 one."""
 HEADER_BYTES = 4096
 """Maximum size of a file beyond its snapshot."""
+MAX_QUEUED_BYTES = 256 * 2**20
+"""Maximum size of the snapshots that wait to be written; one can wait however large it is. They take memory beside the
+memory tier: where that is smaller, its size is the bound."""
 
 
 @attrs.define(eq=False)
@@ -105,15 +112,54 @@ class DiskTier:
         """All files."""
         self.size_bytes = 0
         """Size of all files."""
+        self.max_queued_bytes = min(MAX_QUEUED_BYTES, most_read_bytes)
+        self.queued_bytes = 0
+        self.dropped = 0
+        """Snapshots that were never written."""
+        self._queue: deque[Snapshot] = deque()
+        self._has_work = Wakeup()
+        self._is_closed = False
 
     async def open(self) -> None:
         """Read what the folder holds: the headers only."""
         await self._look()
 
-    def fits(self, snapshot: Snapshot) -> bool:
-        """Whether a snapshot can be kept at all."""
+    def enqueue(self, snapshot: Snapshot) -> None:
+        """Queue a snapshot to be written; the oldest are dropped until the rest is within the bound."""
         is_named = set_of(snapshot.tokens) < len(self._adapter_keys)
-        return is_named and snapshot.size_bytes + HEADER_BYTES <= self._capacity_bytes
+        if not is_named or snapshot.size_bytes + HEADER_BYTES > self._capacity_bytes:
+            self._drop(snapshot)
+            return
+        self._queue.append(snapshot)
+        self.queued_bytes += snapshot.size_bytes
+        while self.queued_bytes > self.max_queued_bytes and len(self._queue) > 1:
+            self._drop(self._take())
+        self._has_work.ring()
+
+    def _take(self) -> Snapshot:
+        snapshot = self._queue.popleft()
+        self.queued_bytes -= snapshot.size_bytes
+        return snapshot
+
+    def _drop(self, snapshot: Snapshot) -> None:
+        self.dropped += 1
+        if self.dropped & (self.dropped - 1) == 0:  # the 1st, 2nd, 4th, 8th ...: the log of a slow disk stays short
+            tokens = len(snapshot.tokens)
+            _log.warning("cache_dir: a prefix of %d tokens was not written; %d so far", tokens, self.dropped)
+
+    async def run(self) -> None:
+        """Write what is queued; ends after `close`, once everything is written."""
+        while True:
+            while self._queue:
+                await self.write(self._take())
+            if self._is_closed:
+                return
+            await self._has_work.wait()
+
+    def close(self) -> None:
+        """Once the decode thread has ended: `run` ends as soon as all that was queued is written."""
+        self._is_closed = True
+        self._has_work.ring()
 
     def offers(self, tokens: array[int]) -> bool:
         """Whether a file here can be worth reading for `tokens`, that is not in memory anyway."""
