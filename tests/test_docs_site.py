@@ -1,15 +1,24 @@
-"""The docs site has every page in its navigation; `mkdocs build --strict` in `.ci/run` finds dead links."""
+"""README and the pages of docs/: each is found, says for whom it is, and names commands and options that there are.
+
+`mkdocs build --strict` in `.ci/run` finds dead links.
+"""
 
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 import yaml
 
+from uma.cli.parser import build_parser
+
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
+TEXTS = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *PAGES)}
+OF_OTHERS = ("comparison.md", "many-machines.md")
+"""Pages that name options of other programs, too."""
 
 
 def test_every_page_is_in_the_navigation_once() -> None:
@@ -22,7 +31,26 @@ def test_every_page_is_in_the_navigation_once() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
 def test_a_page_begins_with_its_readers_and_a_long_one_with_its_sections(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
+    text = TEXTS[page.name]
     _, first, *_ = text.split("\n\n")
     assert re.search(r"\bfor\b", first, re.IGNORECASE)
     assert text.count("\n") <= 100 or len(re.findall(r"\]\(#", text.partition("\n## ")[0])) >= 3
+
+
+def test_every_command_that_can_be_pasted_is_one() -> None:
+    parser = build_parser()
+    blocks = re.findall(r"^```[a-z ]*\n(.*?)^```", "\n".join(TEXTS.values()), re.DOTALL | re.MULTILINE)
+    parts = re.split(r"\n(?:\$ )?| (?:&&|\|\||[|<>]) ?", "\n".join(blocks))
+    commands = [shlex.split(part, comments=True)[1:] for part in parts if part.startswith("uma ")]
+    assert len(commands) > 50
+    for command in commands:
+        parser.parse_args(command)
+
+
+def test_every_option_that_is_named_is_one() -> None:
+    parser = build_parser()
+    commands = next(action for action in parser._actions if action.choices)
+    parsers = [parser, *dict(commands.choices or {}).values()]
+    known = {option for each in parsers for option in each._option_string_actions}
+    named = {name: set(re.findall(r"`(?:uma [^`]*?)?(--[a-z][a-z-]*)", text)) for name, text in TEXTS.items()}
+    assert {name: wrong for name in named.keys() - OF_OTHERS if (wrong := named[name] - known)} == {}

@@ -17,7 +17,6 @@ from required import required_command
 
 from harness import short_directory
 from models import FILL_IN, write_encoder, write_word_model
-from uma.cli.parser import build_parser
 from uma.constraints import hints_of
 from uma.http.app import ENDPOINTS
 from uma.http.page.endpoints import ENDPOINTS as PAGE_ENDPOINTS
@@ -144,10 +143,3 @@ def field_names(body: type[Any]) -> Iterator[str]:
         for inner in getattr(hint, "__args__", ()):
             if attrs.has(inner) and inner is not SamplingParams:
                 yield from field_names(inner)
-
-
-def test_every_option_named_exists() -> None:
-    parser = build_parser()
-    commands = next(action for action in parser._actions if action.choices)
-    known = {word for each in dict(commands.choices or {}).values() for word in each._option_string_actions}
-    assert set(re.findall(r"`(--[a-z-]+)", PAGE)) <= known

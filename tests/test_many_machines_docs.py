@@ -149,13 +149,6 @@ def test_a_health_check_tells_a_service_that_serves_from_one_that_does_not(name:
         assert done.returncode == expected, done.stderr.decode()
 
 
-def test_every_command_of_the_page_is_one() -> None:
-    ours = [command for command in commands_of_the_page() if command[:1] == ["uma"]]
-    assert {command for _, command, *_ in ours} == {"worker", "engine-zmq"}
-    for _, *arguments in ours:
-        build_parser().parse_args(arguments)
-
-
 def test_a_worker_s_name_becomes_an_address_which_the_event_plane_needs(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,13 +42,6 @@ def test_the_limits_are_those_of_the_code() -> None:
     assert throttle.LINES_OF_ONE_PER_SEC == 1
 
 
-def test_every_option_named_exists() -> None:
-    parser = build_parser()
-    commands = next(action for action in parser._actions if action.choices)
-    known = {word for each in dict(commands.choices or {}).values() for word in each._option_string_actions}
-    assert set(re.findall(r"(?<![\w-])(--[a-z][a-z-]*)", PAGE)) - known == set()
-
-
 def test_the_context_is_sized_as_told(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     least, most = f"{RULES.min_pool_tokens:,}", f"{RULES.max_pool_tokens:,}"
     assert (

@@ -63,15 +63,6 @@ def test_the_table_names_every_command_and_no_other() -> None:
     assert named == set(subparsers.choices or ())
 
 
-def test_every_option_named_exists() -> None:
-    parser = build_parser()
-    subparsers = next(action for action in parser._actions if action.choices)
-    known = {option for each in dict(subparsers.choices or {}).values() for option in each._option_string_actions}
-    # The options of commands that are not UMA's own begin their lines with that command.
-    named = set(re.findall(r"(?<=`)(--[a-z-]+)|(?<=uma run )(--[a-z-]+)", README + COMMANDS))
-    assert {option for pair in named for option in pair if option} <= known | set(parser._option_string_actions)
-
-
 def test_it_is_read_in_five_minutes() -> None:
     assert len(README.split()) <= 1_300
 
