@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_world import GAP_MS, Asked, Machine, World, can_be_covered
 
-from uma.engine.policy.cost import SIZES
+from uma.engine.policy.cost import SIZES, TILE_TOKENS
 from uma.engine.policy.lead import choose_pacing, steps_lacking
 from uma.engine.policy.tuning import TUNING
 
@@ -276,3 +276,30 @@ def test_no_more_steps_are_added_than_supply_the_readers(
         assert lead + steps * (pace - step_ms) >= needed_ms - 1e-6
     if step_ms >= pace:
         assert not steps, "no number of them would do"
+
+
+@attrs.frozen
+class Tiled(Machine):
+    """A machine whose attention takes nearly as long for a part of a tile as for all of it."""
+
+    part: float = 0.75
+
+    def prefill_ms(self, tokens: int, position: float) -> float:
+        """Milliseconds of a chunk: of tiles what they take, of fewer tokens a share of one tile."""
+        whole_ms = super().prefill_ms(max(tokens, TILE_TOKENS), position)
+        return self.part * whole_ms if tokens < TILE_TOKENS else whole_ms
+
+
+@pytest.mark.parametrize(("prompts", "has_stream"), [(1, False), (1, True), (40, False), (40, True)])
+def test_on_a_machine_too_busy_for_a_tile_prompts_are_read_in_tiles_where_their_parts_take_as_long(
+    prompts: int, has_stream: bool
+) -> None:
+    world = World(Tiled(slowdown=25))
+    if has_stream:
+        stream = world.ask(16, 100_000)
+        world.run([world.ask(16, 1)])
+    tokens, began = 2_000 // prompts, world.now_ms
+    world.run([world.ask(tokens, 1) for _ in range(prompts)], most_ticks=2_000)
+    whole_ms = sum(world.machine.prefill_ms(TILE_TOKENS, at % tokens) for at in range(0, 2_000, TILE_TOKENS))
+    assert sum(tick.took_ms - tick.decode_ms for tick in world.ticks if tick.began_ms >= began) < 2 * whole_ms
+    assert not has_stream or not stream.is_done

@@ -37,6 +37,8 @@ MOST_SUSPENDED = 3
 prompts."""
 FAST_AGAIN = 0.5
 """Time of a tile, as a share of the longest, below which a lone prompt is read in tiles again."""
+LEAST_RATE = 0.5
+"""Minimum speed of a piece that is smaller than a tile because a tile takes too long, as a share of the tile's."""
 LEAST_TURN_STEPS, MOST_TURN_STEPS = 2, 8
 """Bounds of the decode steps of a set of adapters before another has its turn."""
 EMBED_LEAST_SHARE = 0.5
@@ -395,14 +397,14 @@ class Scheduler:
             end = prompts[0].row.position + prompts[0].left if not self.targets.attends_all else state.used_cells
             slowest_ms = self.cost.prefill_ms(TILE_TOKENS, end)
             self._is_slow = slowest_ms > tile_ms * (FAST_AGAIN if self._is_slow else 1.0)
-        if self._is_slow and whole == TILE_TOKENS:
-            parts = [size for size in SIZES if size < TILE_TOKENS]
-            return max((size for size in parts if self._read_ms(prompts, size, state) <= tile_ms), default=parts[0])
+        if self._is_slow and whole == TILE_TOKENS and (least := self._least_size(prompts, whole, state)) < whole:
+            parts = [size for size in SIZES if least <= size < whole]
+            return max((size for size in parts if self._read_ms(prompts, size, state) <= tile_ms), default=least)
         size = self._best_size(prompts, wanted, state, usual_ms, TUNING.patience * usual_ms, tile_ms)
         larger = next((tile for tile in SIZES if tile > size), size)
         if larger <= wanted and not self.cost.is_sure_of(larger) and self._read_ms(prompts, larger, state) <= tile_ms:
             size = larger  # nobody waits for a token while it is tried
-        size = max(size, whole if len(prompts) == 1 else min(wanted, SIZES[0]))
+        size = max(size, whole if len(prompts) == 1 else self._least_size(prompts, whole, state))
         fewer = size - (size - prompts[0].left) % TILE_TOKENS
         is_cut = len(prompts) == 1 and TILE_TOKENS <= size < prompts[0].left
         return fewer + TILE_TOKENS * (fewer < TILE_TOKENS) if is_cut else size
@@ -429,7 +431,7 @@ class Scheduler:
         usual_ms = min(usual_ms, covered_ms)
         most_ms, tile_ms = (min(covered_ms, factor * TUNING.patience * usual_ms) for factor in (1, 2))
         size = self._best_size(prompts, wanted, state, usual_ms, most_ms, tile_ms)
-        size = size or min(SIZES[0], wanted)
+        size = size or self._least_size(prompts, min(wanted, TILE_TOKENS), state)
         piece_ms = self._read_ms(prompts, size, state)
         # Not in ticks of their own that only decode: in the simulator (29 loads on five machines) no gap was shorter
         # so, and prompts beside a target that is barely kept were read 5 % later.
@@ -482,6 +484,16 @@ class Scheduler:
         return self.cost.best_size(
             wanted, position, usual_ms, most_ms=most_ms, tile_ms=tile_ms, worth=TUNING.worth_waiting
         )
+
+    def _least_size(self, prompts: list[PromptRow], most: int, state: State) -> int:
+        """Smallest piece, of at most `most` tokens, where none is read in time: one that reads at least half as many
+        tokens a millisecond.
+        """
+        # Not simply the smallest: 8 tokens deep in a prompt took a busy machine 1.0 s where a tile took 1.3, and 40
+        # questions were read in 233 s, not in 25.
+        least_rate = LEAST_RATE * most / max(1e-9, self._read_ms(prompts, most, state))
+        sizes = [size for size in SIZES if size < most]
+        return next((size for size in sizes if size >= least_rate * self._read_ms(prompts, size, state)), most)
 
     def _read_ms(self, prompts: list[PromptRow], tokens: int, state: State) -> float:
         """Predicted time of a batch of the next `tokens` tokens."""
