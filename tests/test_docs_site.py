@@ -39,8 +39,9 @@ def test_a_page_begins_with_its_readers_and_a_long_one_with_its_sections(page: P
 
 def test_every_command_that_can_be_pasted_is_one() -> None:
     parser = build_parser()
-    blocks = re.findall(r"^```[a-z ]*\n(.*?)^```", "\n".join(TEXTS.values()), re.DOTALL | re.MULTILINE)
-    parts = re.split(r"\n(?:\$ )?| (?:&&|\|\||[|<>]) ?", "\n".join(blocks))
+    blocks = re.findall(r"^```([^\n]*)\n(.*?)^```", "\n".join(TEXTS.values()), re.DOTALL | re.MULTILINE)
+    pasted = "\n".join(block for language, block in blocks if language != "text")
+    parts = re.split(r"\n(?:\$ )?| (?:&&|\|\||[|<>]) ?", pasted)
     commands = [shlex.split(part, comments=True)[1:] for part in parts if part.startswith("uma ")]
     assert len(commands) > 50
     for command in commands:
