@@ -1,16 +1,20 @@
-"""Makes README's pictures of the page anew: `python tests/make_pictures.py`, with Chromium and the extra `test`."""
+"""Makes README's pictures anew: `python tests/make_pictures.py`, with Chromium and the extra `test`."""
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from html import escape
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import httpx
+import pyte
 from http_server import HttpServer, running_http
 from page_browser import Visitor, chromium, visitor
+from pty_screen import Terminal
 
-from harness import short_directory
+from harness import clean_environ, short_directory, uma_command
 
 DOCS = Path(__file__).parent.parent / "docs"
 PROGRAMS = (("claude-cli/2.1.197", 1), ("aider/0.86", 0), ("OpenAI/Python 1.99.2", 0), ("notes-indexer/2.1", -1))
@@ -41,8 +45,34 @@ def take(one: Visitor, name: str) -> None:
         one.page.screenshot(path=DOCS / f"page-{name}-{theme}.png")
 
 
+def draw(cell: Any) -> str:
+    """A character of a terminal as HTML."""
+    colors = {"default": "#d8d8d8", "brightblack": "#8a8a94", "cyan": "#2fd0e0"}
+    color = colors.get(cell.fg, cell.fg if cell.fg.isalpha() else f"#{cell.fg}")
+    return f'<b style="color: {color}; font-weight: {700 if cell.bold else 400}">{escape(cell.data)}</b>'
+
+
+def take_terminal(browser: Any, folder: Path) -> None:
+    """A conversation in a terminal."""
+    columns, lines = 88, 25
+    environ = clean_environ(HOME=str(folder), XDG_RUNTIME_DIR=str(folder))
+    command = uma_command("chat", "--model", "builtin", "--seed", "7")
+    with Terminal(command, environ, columns=columns, lines=lines) as terminal:
+        for count, text in enumerate(("Tell me a story about a brave owl", "How do I load my own model?"), 1):
+            terminal.type(f"{text}\r")
+            terminal.wait_for("tokens/s", count)
+        raw = terminal.raw
+    screen = pyte.Screen(columns, lines)
+    pyte.ByteStream(screen).feed(raw)
+    rows = ("".join(draw(screen.buffer[row][column]) for column in range(columns)) for row in range(lines))
+    page = browser.new_page(viewport={"width": 900, "height": 500})
+    page.set_content(f'<pre style="font: 15px/19px monospace">{"<br>".join(rows)}</pre>')
+    page.add_style_tag(content="body {background: #16161e; margin: 8px} pre {margin: 0}")
+    page.screenshot(path=DOCS / "chat.png")
+
+
 def main() -> None:
-    """The chat, then the live view in a storm."""
+    """The chat in a terminal, the one in a browser, then the live view in a storm."""
     over = Event()
     with (
         short_directory() as place,
@@ -51,6 +81,7 @@ def main() -> None:
         visitor(browser, server.url) as one,
         ThreadPoolExecutor(REQUESTS) as pool,
     ):
+        take_terminal(browser, place)
         one.visit()
         one.ask("What is UMA?")
         one.wait_for_answer()
