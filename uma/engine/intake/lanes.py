@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Hashable
 from contextlib import asynccontextmanager
-from itertools import count
 from typing import TypeVar, cast
 
 import attrs
@@ -22,13 +21,6 @@ MAX_FLOWS = 1_024
 memory while a slot is always held."""
 
 
-@attrs.frozen(eq=False)
-class _Waiter:
-    arrival: int
-    cost: float
-    granted: trio.Event = attrs.field(factory=trio.Event)
-
-
 @attrs.define(eq=False)
 class _Flow:
     """What one client wants in one lane."""
@@ -36,18 +28,8 @@ class _Flow:
     lane: int
     turn: float = 0.0
     """When its first waiter is due, on a clock that counts cost. A waiter that is cancelled leaves its turn behind."""
-    waiting: dict[_Waiter, None] = attrs.field(factory=dict)
-    """Waiters in order of arrival."""
-
-    @property
-    def first(self) -> _Waiter:
-        """The waiter that is served next."""
-        return next(iter(self.waiting))
-
-    @property
-    def order(self) -> tuple[int, float, int]:
-        """Sorts flows in the order in which they are served."""
-        return -self.lane, self.turn, self.first.arrival
+    waiting: dict[trio.Event, float] = attrs.field(factory=dict)
+    """Waiters in order of arrival, each with the cost of its work."""
 
 
 @attrs.define(eq=False)
@@ -83,7 +65,7 @@ class Slot:
 
 class LaneLimiter:
     """Limiter of at most `slots` holders at a time. The next is of the highest lane that waits, and there of the client
-    that has had least: start-time fair queueing (Goyal, Vin, Cheng 1996), the oldest first among equals.
+    that has had least: start-time fair queueing (Goyal, Vin, Cheng 1996).
 
     Background work (a lane under 0) never takes the last slot, where there is more than one: a request of another lane
     then waits for no background work at all. Belongs to the Trio thread.
@@ -92,7 +74,6 @@ class LaneLimiter:
     def __init__(self, slots: int) -> None:
         self.slots = slots
         self._free = slots
-        self._arrivals = count()
         self._clocks: dict[int, float] = {}
         """Turn that was served last, by lane."""
         self._flows: dict[tuple[int, Hashable], _Flow] = {}
@@ -126,35 +107,31 @@ class LaneLimiter:
         flow = self._flows.setdefault((lane, CLIENT.get()), _Flow(lane))
         if not flow.waiting:
             flow.turn = max(flow.turn, self._clocks.get(lane, 0.0))
-        waiter = _Waiter(next(self._arrivals), cost)
-        flow.waiting[waiter] = None
+        granted = trio.Event()
+        flow.waiting[granted] = cost
         self._grant()
         try:
-            await waiter.granted.wait()
+            await granted.wait()
         except trio.Cancelled:
-            if waiter.granted.is_set():
+            if granted.is_set():
                 flow.turn -= cost  # it has used nothing
                 self._release()
             else:
-                del flow.waiting[waiter]
+                del flow.waiting[granted]
             raise
 
     def _grant(self) -> None:
         while waiting := [flow for flow in self._flows.values() if flow.waiting]:
-            flow = min(waiting, key=lambda flow: flow.order)
-            if self._free <= self._reserved_from(flow.lane):
+            flow = min(waiting, key=lambda flow: (-flow.lane, flow.turn))
+            if self._free <= (flow.lane < 0 and self.slots > 1):
                 return
-            first = flow.first
-            del flow.waiting[first]
+            granted = next(iter(flow.waiting))
             self._free -= 1
             self._clocks[flow.lane] = max(self._clocks.get(flow.lane, 0.0), flow.turn)
-            flow.turn += first.cost
-            first.granted.set()
+            flow.turn += flow.waiting.pop(granted)
+            granted.set()
         if self._free == self.slots:
             self._clocks.clear()
             self._flows.clear()
         elif len(self._flows) > MAX_FLOWS:
             self._flows = {key: flow for key, flow in self._flows.items() if flow.waiting}
-
-    def _reserved_from(self, lane: int) -> int:
-        return 1 if lane < 0 and self.slots > 1 else 0
