@@ -24,7 +24,6 @@ from uma.engine.policy.lead import (
     lateness,
     lead_ms,
     longest_piece_ms,
-    pace_ms,
     steps_before,
     steps_before_mixed,
 )
@@ -350,9 +349,7 @@ class Scheduler:
         most = min(self.targets.solo_tokens, free_tokens)
         prompts = _ending_together(prompts, most)
         wanted = sum(prompt.left for prompt in prompts)
-        if self._are_read_at_once(prompts, wanted, streams, state):
-            most = min(most, wanted)
-        elif self.cost.knows_prefill:
+        if self.cost.knows_prefill:
             most = min(most, self._longest(prompts, min(wanted, most), state, share))
         else:
             most = min(most, self.targets.start_tokens)
@@ -374,16 +371,6 @@ class Scheduler:
         late = [row for row in rows if now_ms - row.last_token_ms >= (TUNING.held_ms if row.lane < 0 else normal_ms)]
         late.sort(key=lambda row: row.last_token_ms)
         return late[: max(1, self._fitting(0, len(late), self.targets.tick_budget_ms, state))]
-
-    def _are_read_at_once(self, prompts: list[PromptRow], wanted: int, streams: Streams, state: State) -> bool:
-        """Whether prompts that came together are read at once, because those that were read first could not decode in
-        time beside the others.
-        """
-        if len(prompts) == 1 or streams.rows:
-            return False
-        step_ms = self.cost.decode_ms(len(prompts), state.used_cells + wanted)
-        target_ms = min(prompt.row.target_tbt_ms for prompt in prompts)
-        return step_ms > pace_ms(target_ms) and self._read_ms(prompts, wanted, state) <= self.targets.slo_ttft_ms
 
     def _longest(self, prompts: list[PromptRow], wanted: int, state: State, share: float) -> int:
         """The piece of prompts that are read alone. It is whole tiles, or if one takes too long always a half or less
