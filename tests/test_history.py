@@ -33,7 +33,7 @@ def entry(text: str, *, came_at: float | None = None, owner: str = "", **request
     head = Head(
         id="r", model="m", origin="", came_at=time.time() if came_at is None else came_at, took_ms=1, reason="stop"
     )
-    ends = tuple(range(1, len(text) + 1))
+    ends = tuple(range(1, len(text + "yes") + 1))
     return HistoryEntry(head=head, request=request, prompt=text, ends=ends, answer="yes", owner=owner)
 
 
@@ -45,7 +45,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     with History(path, reads=True) as history:
         assert [number for number, _ in history.heads(10)] == [1, 2]
         assert [number for number, _ in history.heads(10, after=1)] == [2]
-        assert history.entry(2).prompt == "two" and list(history.entry(2).ends) == [1, 2, 3]
+        assert history.entry(2).prompt == "two" and list(history.entry(2).ends) == [1, 2, 3, 4, 5, 6]
         with pytest.raises(BadRequest, match="not found"):
             history.entry(3)
 
@@ -104,8 +104,10 @@ def test_two_prompts_part_at_a_token_in_a_message() -> None:
     assert found.places == ("messages[0] (system)",) * 2
     assert place(one, len("<s>It is 12:01.<")) == "what follows messages[0] (system)"
     assert parting(one, one) is None
-    longer = parting(one, entry("<s>It is 12:01.<u>Hi there", messages=said))
-    assert longer is not None and longer.tokens == ("", " ")
+    longer = parting(one, entry("<s>It is 12:01.<u>Hiyes?", messages=said))
+    assert longer is not None and longer.tokens == ("", "?")  # it goes on from the answer, which the cache has too
+    rewritten = parting(one, entry("<s>It is 12:01.<u>Hi there", messages=said))
+    assert rewritten is not None and (rewritten.tokens, rewritten.places[0]) == (("y", " "), "the answer")
 
 
 def test_numbers_that_no_float_holds_are_kept_as_they_were_written(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ class HistoryEntry:
     prompt: str = ""
     """The prompt's tokens as text, special ones by their spelling."""
     ends: Sequence[int] = ()
-    """Where each of the tokens ends in `prompt`; nothing where texts were redacted."""
+    """Where each of the tokens ends in `prompt` and the `answer` behind it; nothing where texts were redacted."""
     answer: str = ""
     number: int = 0
     """The entry's place in the file, from 1."""
@@ -77,11 +77,9 @@ class HistoryEntry:
                 return {name: clean(value) for name, value in part.items()}
             return list(map(clean, part)) if isinstance(part, list | tuple) else part
 
-        prompt = clean(self.prompt)
-        ends = self.ends if prompt == self.prompt else ()
-        return attrs.evolve(
-            self, request=clean(dict(self.request)), prompt=prompt, ends=ends, answer=clean(self.answer)
-        )
+        prompt, answer = clean(self.prompt), clean(self.answer)
+        ends = self.ends if (prompt, answer) == (self.prompt, self.answer) else ()
+        return attrs.evolve(self, request=clean(dict(self.request)), prompt=prompt, ends=ends, answer=answer)
 
 
 def default_path(environ: Mapping[str, str] = os.environ) -> Path:
@@ -119,7 +117,7 @@ class History(Kept):
             "SELECT number, head FROM kept WHERE number > ?1 AND (?2 IS NULL OR number < ?2) "
             f"AND (?3 IS NULL OR owner = ?3) AND (?4 = '' OR (number >= {first} AND has(?4, head, body))) "
             "ORDER BY number DESC LIMIT ?5",
-            *(after, before, owner, orjson.dumps(search)[1:-1].decode().casefold(), last),
+            *(after, before, owner, _spelled(search), last),
         )
         return [(number, Head(**orjson.loads(head))) for number, head in rows][::-1]
 
@@ -129,9 +127,9 @@ class History(Kept):
             return found
         raise BadRequest(f"request {number} is not found in the history; it was never there, or has made way")
 
-    def entries(self) -> Iterator[HistoryEntry]:
-        """All, the oldest first, one at a time."""
-        return self._entries("TRUE")
+    def entries(self, search: str = "") -> Iterator[HistoryEntry]:
+        """All that have this text, the oldest first, one at a time."""
+        return self._entries("?1 = '' OR has(?1, head, body)", _spelled(search))
 
     def _entries(self, which: str, *values: str | float | None) -> Iterator[HistoryEntry]:
         columns = "number, head, unpacked(body), unpacked(more)"
@@ -150,14 +148,18 @@ def _row(entry: HistoryEntry) -> KeptRow:
     )
 
 
+def _spelled(search: str) -> str:
+    return orjson.dumps(search)[1:-1].decode().casefold()
+
+
 def _has(wanted: str, head: str, body: bytes) -> bool:
-    """Whether one of a row's texts has this, which is casefolded, and spelled as in JSON."""
+    """Whether one of a row's texts has this, which is `_spelled` as these are."""
     return wanted in head.casefold() or wanted in zlib.decompress(body).decode().casefold()
 
 
 @attrs.frozen
 class Parting:
-    """Where two prompts begin to differ."""
+    """Where a prompt begins to differ from an earlier one and its answer, of which the cache has both."""
 
     common: int
     """How many tokens both begin with; characters where tokens are not known."""
@@ -166,21 +168,24 @@ class Parting:
     offset: int
     """Where these end in the texts."""
     tokens: tuple[str, str]
-    """The first that differs, of each prompt; empty: that prompt ends there."""
+    """The first that differs, of each text; empty: that one ends there."""
     places: tuple[str, str]
     """The message of each that it stands in."""
 
 
 def parting(one: HistoryEntry, other: HistoryEntry) -> Parting | None:
-    """The first difference of two prompts; None where they are the same."""
+    """Where the prompt of `other` parts from `one`; None where both have the same prompt."""
     if one.prompt == other.prompt:
         return None
-    both, unit = (one, other), "tokens" if one.ends and other.ends else "characters"
-    ends = [entry.ends if unit == "tokens" else range(1, len(entry.prompt) + 1) for entry in both]
-    # A text that is the same can be cut in other tokens: the cache ends at the first of these.
+    unit = "tokens" if one.ends and other.ends else "characters"
     mine, theirs = (
-        [entry.prompt[begin:end] for begin, end in pairwise((0, *of))] for entry, of in zip(both, ends, strict=True)
+        [text[begin:end] for begin, end in pairwise((0, *ends)) if end <= len(text)]
+        for text, ends in (
+            (text, entry.ends if unit == "tokens" else range(1, len(text) + 1))
+            for entry, text in ((one, one.prompt + one.answer), (other, other.prompt))
+        )
     )
+    # A text that is the same can be cut in other tokens: the cache ends at the first of these.
     common = common_size(mine, theirs)
     offset = sum(map(len, mine[:common]))
     first, second = (next(filter(None, parts[common:]), "") for parts in (mine, theirs))  # a part of a letter is empty
@@ -189,6 +194,8 @@ def parting(one: HistoryEntry, other: HistoryEntry) -> Parting | None:
 
 def place(entry: HistoryEntry, offset: int) -> str:
     """Which part of the request stands at this place of its prompt, in words."""
+    if offset >= len(entry.prompt):
+        return "the answer"
     messages = entry.request.get("messages") or ()
     begin, last = 0, "what comes before the first message"
     for at, message in enumerate(messages):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Iterable
 from contextlib import nullcontext
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import trio
@@ -14,7 +16,7 @@ import trio
 from uma import json_text
 from uma.cli import say
 from uma.cli.sanitize import sanitize
-from uma.cli.table import print_table, print_wrapped
+from uma.cli.table import laid_out, print_table, print_wrapped, width_of
 from uma.cli.trio_run import Interrupts, run
 from uma.errors import ConfigError
 from uma.history import Head, History, HistoryEntry, default_path, parting
@@ -36,13 +38,16 @@ def main(options: argparse.Namespace) -> int:
         if options.diff:
             return _show_difference(*map(history.entry, options.diff))
         if options.export:
-            return _export(history, options.export)
+            return _export(history.entries(options.search), options.export)
         if options.number is not None:
-            _show(history.entry(options.number))
-            return 0
-        kept = history.heads(options.last, search=options.search)
-        print_table(COLUMNS, [_row(number, head) for number, head in kept], spare=SPARE)
-        return _follow(history, kept[-1][0] if kept else 0) if options.follow else 0
+            return _show(history.entry(options.number))
+        rows = [_row(*each) for each in history.heads(options.last, search=options.search)]
+        print_table(COLUMNS, rows, spare=SPARE)
+        if options.follow:
+            return run(partial(_follow, history, rows, options.search))
+        if not rows:
+            say.note(f"not found in the history: {options.search!r}" if options.search else "nothing is kept yet")
+        return 0
 
 
 def _row(number: int, head: Head) -> list[str]:
@@ -52,20 +57,21 @@ def _row(number: int, head: Head) -> list[str]:
     return [str(number), came, head.model, *counts, f"{head.took_ms / 1000:.1f} s", head.reason]
 
 
-def _follow(history: History, after: int) -> int:
-    async def follow(_: Interrupts) -> int:
-        last = after
-        sys.stdout.flush()  # the table, where it goes to a pipe
-        while True:
-            for number, head in history.heads(MAX_FOLLOWED, last):
-                print("  ".join(filter(None, _row(number, head))), flush=True)
-                last = number
-            await trio.sleep(POLL_SEC)
+async def _follow(history: History, rows: list[list[str]], search: str, _: Interrupts) -> int:
+    """Show requests as they come, under the table of the `rows` before them."""
+    width = width_of(sys.stdout)
+    sys.stdout.flush()  # the table, where it goes to a pipe
+    while True:
+        more = [_row(*each) for each in history.heads(MAX_FOLLOWED, int(rows[-1][0]) if rows else 0, search=search)]
+        if more:
+            shown = len(laid_out(COLUMNS, rows, width, spare=SPARE, key=COLUMNS[0]))
+            rows = [*rows, *more]
+            print(*laid_out(COLUMNS, rows, width, spare=SPARE, key=COLUMNS[0])[shown:], sep="\n", flush=True)
+            rows = rows[-MAX_FOLLOWED:]
+        await trio.sleep(POLL_SEC)
 
-    return run(follow)
 
-
-def _show(entry: HistoryEntry) -> None:
+def _show(entry: HistoryEntry) -> int:
     head = entry.head
     print_wrapped(f"request {entry.number} · {head.id} · {head.model} · {head.origin}")
     print_wrapped(
@@ -78,6 +84,7 @@ def _show(entry: HistoryEntry) -> None:
         ("answer", entry.answer),
     ):
         print(f"\n── {title} ──\n{sanitize(text)}")
+    return 0
 
 
 def _show_difference(one: HistoryEntry, other: HistoryEntry) -> int:
@@ -89,15 +96,17 @@ def _show_difference(one: HistoryEntry, other: HistoryEntry) -> int:
         f"{one.number} and {other.number} begin alike for {found.common:,} {found.unit}; {other.number} had "
         f"{other.head.cached_tokens:,} of {other.head.prompt_tokens:,} tokens from the cache."
     )
-    for entry, token, place in zip((one, other), found.tokens, found.places, strict=True):
+    for entry, text, token, place in zip(
+        (one, other), (one.prompt + one.answer, other.prompt), found.tokens, found.places, strict=True
+    ):
         told = f"{found.unit.removesuffix('s')} {found.common:,} is {token!r}, in {place}" if token else "ends there"
         print_wrapped(f"{entry.number}: {told}")
-        before, behind = entry.prompt[: found.offset], entry.prompt[found.offset :]
+        before, behind = text[: found.offset], text[found.offset :]
         print(f"  …{before[-SNIPPET_CHARS:]!r} ▶ {behind[:SNIPPET_CHARS]!r}")
     return 0
 
 
-def _export(history: History, name: str) -> int:
+def _export(entries: Iterable[HistoryEntry], name: str) -> int:
     try:
         out = sys.stdout if name == "-" else os.fdopen(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w")
     except FileExistsError:
@@ -106,7 +115,7 @@ def _export(history: History, name: str) -> int:
         raise ConfigError(f"--export: {name}: {error.strerror}") from None
     rows = 0
     with nullcontext(out) if name == "-" else out:
-        for entry in history.entries():
+        for entry in entries:
             out.write(json_text.dumps(batch_row(entry)) + "\n")
             rows += 1
     say.note(f"{rows:,} rows for `uma batch`")

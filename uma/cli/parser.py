@@ -412,18 +412,19 @@ def _describe_explain(parser: argparse.ArgumentParser) -> None:
 
 
 def _describe_history(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("number", nargs="?", type=_positive, metavar="NR", help="one request, whole (default: a list)")
-    parser.add_argument("--last", metavar="N", type=_positive, default=20, help="how many the list has (default: 20)")
-    parser.add_argument(
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("number", nargs="?", type=_positive, metavar="NR", help="one request, whole (default: a list)")
+    what.add_argument(
         "--diff",
         nargs=2,
         type=int,
         metavar=("NR", "NR"),
-        help="where the prompts of two begin to differ, which is where the cache of the second ended (default: none)",
+        help="where the second's prompt parts from the first, which is where its cache ended (default: none)",
     )
-    parser.add_argument("--search", metavar="TEXT", default="", help="list those that have it (default: all)")
-    _flag(parser, "--follow", "go on with those that come")
-    parser.add_argument("--export", metavar="FILE", help="all as rows for uma batch; - is stdout (default: none)")
+    _flag(what, "--follow", "go on with those that come")
+    what.add_argument("--export", metavar="FILE", help="all as rows for uma batch; - is stdout (default: none)")
+    parser.add_argument("--search", metavar="TEXT", default="", help="those alone that have it (default: all)")
+    parser.add_argument("--last", metavar="N", type=_positive, default=20, help="how many the list has (default: 20)")
 
 
 def _describe_top(parser: argparse.ArgumentParser) -> None:

@@ -68,10 +68,10 @@ class _Recorder:
         self._has_some.set()
 
     async def run(self) -> None:
-        """Write what comes."""
+        """Write what comes. Its file is there from the start, so that it can be read before the first request."""
         while True:
-            await self._has_some.wait()
             await self.write()
+            await self._has_some.wait()
 
     async def write(self) -> None:
         """Write what has come."""
@@ -113,7 +113,7 @@ class _Recorder:
             owner="" if over.owner is None else str(over.owner),
             request={name: value for name, value in fields.items() if name not in _LEFT_OUT},
             prompt="".join(pieces[:count]),
-            ends=list(accumulate(map(len, pieces[:count]))),
+            ends=list(accumulate(map(len, pieces))),
             answer="".join(pieces[count:]),
         )
         return entry if self._hides is None else entry.redacted(self._hides)
