@@ -374,7 +374,7 @@ def test_ctrl_c_stops_it_with_130(place: str, at: tuple[str, str], server: Serve
     assert server.settled()["active_sequences"] == 0
 
 
-def unread_bytes(process: subprocess.Popen[bytes]) -> int:
+def unread_bytes(process: Forked) -> int:
     """What waits in the pipe of its output."""
     assert process.stdout is not None
     count = array("i", [0])
@@ -401,7 +401,7 @@ def test_ctrl_c_while_the_output_is_not_read_stops_it_too(at: tuple[str, str], s
 def test_sigterm_ends_it_with_143(at: tuple[str, str], server: ServerProcess) -> None:
     with started("hello", *at, *LONG) as process:
         assert read_some(process)
-        process.terminate()
+        process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=PATIENCE_SEC)
     assert process.returncode == 143
     assert "Traceback" not in said.decode()
