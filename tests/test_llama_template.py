@@ -18,7 +18,7 @@ from models import CHATML, write_model
 from uma.errors import TemplateError
 from uma.llama.model import Model
 from uma.llama.template import PLAIN_TEMPLATE, ChatTemplate
-from uma.types import Message, ToolCall
+from uma.types import Message, Tool, ToolCall
 
 TALK = (Message("system", "Be brief."), Message("user", "Hi!"), Message("assistant", "Hello."), Message("user", "Bye"))
 
@@ -266,6 +266,13 @@ def test_both_ways_to_render_give_the_same() -> None:
     talk = (*TALK, Message("user", "ä\u2028 \U0001f600 {{ 1 }}\n"))
     for source in (PLAIN_TEMPLATE, CHATML):
         assert render(source, talk) == render("{% set x = 1 %}" + source, talk)
+
+
+def test_tools_that_a_cheap_template_does_not_read_start_no_process_for_it() -> None:
+    before, template = set(psutil.Process().children()), ChatTemplate(CHATML, "", "")
+    assert template.render(TALK, [Tool("now")]) == template.render(TALK)
+    assert set(psutil.Process().children()) <= before
+    template.close()
 
 
 @pytest.mark.parametrize("own_bos", [True, False])

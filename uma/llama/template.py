@@ -67,9 +67,9 @@ class ChatTemplate:
         (`fitting.forms_of`), where there is one.
 
         Raises `TemplateError` with the reason (and line) where the template is broken, takes too long, or refuses
-        these messages, and `Overloaded` where the machine has no time for it. Unless `is_cheap` and without `tools`, it
-        waits for a child process, for `render_process.DEADLINE_SEC` of CPU time at most for each form, and where
-        `render_process.RENDERERS` other threads render, for one of them first.
+        these messages, and `Overloaded` where the machine has no time for it. Unless `is_cheap` and without `tools`
+        that it reads, it waits for a child process, for `render_process.DEADLINE_SEC` of CPU time at most for each
+        form, and where `render_process.RENDERERS` other threads render, for one of them first.
         """
         messages = self._visible(messages)
         try:
@@ -104,7 +104,8 @@ class ChatTemplate:
             "switches": dict(switches),
             "opens_answer": opens_answer,
         }
-        if self.is_cheap and not tools:
+        # (Tools that a template does not read are as cheap as none: what it can do is tried at each start, with tools.)
+        if self.is_cheap and not (tools and "tools" in self.variables):
             return rendered(self._template, conversation, self.bos, self.eos)
         return self._processes.render(conversation)
 
