@@ -41,7 +41,7 @@ def main(options: argparse.Namespace) -> int:
             return _export(history.entries(options.search), options.export)
         if options.number is not None:
             return _show(history.entry(options.number))
-        rows = [_row(*each) for each in history.heads(options.last, search=options.search)]
+        rows = [_row(number, head) for number, head in history.heads(options.last, search=options.search)]
         print_table(COLUMNS, rows, spare=SPARE)
         if options.follow:
             return run(partial(_follow, history, rows, options.search))
@@ -62,7 +62,10 @@ async def _follow(history: History, rows: list[list[str]], search: str, _: Inter
     width = width_of(sys.stdout)
     sys.stdout.flush()  # the table, where it goes to a pipe
     while True:
-        more = [_row(*each) for each in history.heads(MAX_FOLLOWED, int(rows[-1][0]) if rows else 0, search=search)]
+        more = [
+            _row(number, head)
+            for number, head in history.heads(MAX_FOLLOWED, int(rows[-1][0]) if rows else 0, search=search)
+        ]
         if more:
             shown = len(laid_out(COLUMNS, rows, width, spare=SPARE, key=COLUMNS[0]))
             rows = [*rows, *more]

@@ -40,7 +40,11 @@ async def listing(gateway: Gateway, http: Exchange) -> None:
 
     heads = await _read(found)
     more = {"searched_at_most": MAX_SEARCHED} if text else {}
-    page = {"data": [_listed(*each) for each in reversed(heads)], "has_more": len(heads) == limit, **more}
+    page = {
+        "data": [_listed(number, head) for number, head in reversed(heads)],
+        "has_more": len(heads) == limit,
+        **more,
+    }
     await http.answer_json({"object": "list", **page})
 
 
