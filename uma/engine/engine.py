@@ -137,7 +137,7 @@ class Engine:
             config, context.model, ledger, self._info.limits.max_reproducible_tokens, self.worker.use_isolated
         )
         self._prompts = PromptReader(config, context.model, self.max_request_tokens)
-        self._summaries = Summaries()
+        self._summaries = Summaries(self.max_request_tokens)
         self._pictures = None if projector is None else PictureReader(context, projector)
         self._fetcher = Fetcher()
         self._constraints = Constraints(context.model.vocab, grammars, sizing.grammars_at_once(context.params))
@@ -263,12 +263,11 @@ class Engine:
         cut, asked, request = Cut(request=sent), sent, await self._prompts.rewritten(self._chat.prepared, sent)
         self._gate.check_queue(request.priority)
         prompt = await self._read(request, asked)
-        if self._prompts.outgrows(asked, len(prompt.tokens)):
-            cut = await self._prompts.cut(asked, self._chat.prepared, prompt.file_tokens)
+        if found := await self._prompts.cut(asked, self._chat.prepared, len(prompt.tokens), prompt.file_tokens):
+            cut = found
             if asked.truncation == "compact":
                 spent.on("prepare")
-                most = self._prompts.longest_beside_answer(asked)
-                cut = await self._summaries.compacted(cut, asked, most, self.generate)
+                cut = await self._summaries.compacted(cut, asked, self.generate)
                 spent.on("summary")
             asked = cut.request
             request = await self._prompts.rewritten(self._chat.prepared, asked)

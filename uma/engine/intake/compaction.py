@@ -24,7 +24,7 @@ from uma.types import SUMMARY_HEADING, EventStream, Finished, Message, Request, 
 MAX_SUMMARY_TOKENS = 512
 """Maximum length of a summary."""
 MAX_SUMMARY_SHARE = 0.125
-"""Maximum share of the prompt that a summary takes."""
+"""Maximum share of the context that a summary takes."""
 MAX_SUMMARY_SEC = 60.0
 """Maximum time that a request waits for its summary, after which it goes on without one."""
 MAX_SUMMARIES = 1_024
@@ -40,24 +40,25 @@ EXTRA_TOKENS = 64
 Generate = Callable[[Request], AbstractAsyncContextManager[EventStream]]
 
 
-def summary_tokens(most_tokens: int) -> int:
-    """Maximum length of a summary in a prompt of at most so many tokens."""
-    return max(1, min(MAX_SUMMARY_TOKENS, int(MAX_SUMMARY_SHARE * most_tokens)))
+def summary_tokens(max_tokens: int) -> int:
+    """Maximum length of a summary in a context of so many tokens."""
+    return max(1, min(MAX_SUMMARY_TOKENS, int(MAX_SUMMARY_SHARE * max_tokens)))
 
 
 class Summaries:
     """The summaries of one model."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_tokens: int) -> None:
+        self._most_tokens = summary_tokens(max_tokens)
         self._kept: OrderedDict[bytes, Summary] = OrderedDict()
         """Summaries by hash, also those that are being written, and those that were not in time."""
 
-    async def compacted(self, cut: Cut, sent: Request, most_tokens: int, generate: Generate) -> Cut:
+    async def compacted(self, cut: Cut, sent: Request, generate: Generate) -> Cut:
         """The cut with a summary in the place of what is gone. Where there is none the cut stays one, and says why."""
         if not cut.gone:
             return cut
         known = {hash: summary.text for hash, summary in self._kept.items() if summary.text}
-        plan = partial(_planned, cut, sent, known, summary_tokens(most_tokens))
+        plan = partial(_planned, cut, sent, known, self._most_tokens)
         hash, asked = await trio.to_thread.run_sync(plan, abandon_on_cancel=True)  # of 12,000 messages 0.2 s
         summary = await self._written(hash, lambda: generate(asked))
         if not summary.text:

@@ -28,7 +28,7 @@ from uma.errors import BadRequest, Overloaded, PromptTooLarge
 from uma.llama.model import Model
 from uma.net.arrivals import arrivals
 from uma.net.client import CLIENT
-from uma.types import Message, Request, Tokenized, ToolCall
+from uma.types import Message, Request, Tokenized
 
 T = TypeVar("T")
 
@@ -107,33 +107,31 @@ class PromptReader:
         self._check_bytes(request)
         return await self.in_thread(partial(rewrite, request), _chars(request), request.priority)
 
-    def outgrows(self, request: Request, prompt_tokens: int) -> bool:
-        """Whether the request allows turns to be left out, and its prompt of so many tokens does not fit beside its
-        answer.
-        """
-        is_cut = request.truncation != "off" and request.messages is not None
-        return is_cut and prompt_tokens > self.longest_beside_answer(request)
-
     async def cut(
-        self, request: Request, prepared: Callable[[Request], Request], picture_tokens: Sequence[int] = ()
-    ) -> Cut:
-        """The request without the turns that do not fit, with space for a summary of them where it asks for one.
-        `prepared` makes of a request what the template is given; its pictures have so many tokens.
+        self,
+        request: Request,
+        prepared: Callable[[Request], Request],
+        prompt_tokens: int,
+        picture_tokens: Sequence[int] = (),
+    ) -> Cut | None:
+        """The request without the turns that do not fit beside its answer, with space for a summary where it asks for
+        one; None where it allows none to go, or all fit. `prepared` makes of a request what the template is given; its
+        prompt has so many tokens, and its pictures.
 
         Raises what `read` and `prepared` do.
         """
-        cut = partial(self._cut_to_fit, prepared=prepared, picture_tokens=picture_tokens)
-        return await self._prepare(cut, request)
-
-    def longest_beside_answer(self, request: Request) -> int:
-        """Maximum tokens of its prompt."""
         most, answer = self._max_tokens - 1, request.sampling.max_tokens
         # An answer without a bound of its own is given whatever is left; it is kept a quarter.
-        most -= most // 4 if answer is None or answer >= most else min(answer, most // 2)
-        return most
+        limit = most - (most // 4 if answer is None or answer >= most else min(answer, most // 2))
+        if request.truncation == "off" or request.messages is None or prompt_tokens <= limit:
+            return None
+        if request.truncation == "compact":
+            limit = max(1, limit - summary_tokens(self._max_tokens) - EXTRA_TOKENS)
+        cut = partial(self._cut_to_fit, limit=limit, prepared=prepared, picture_tokens=picture_tokens)
+        return await self._prepare(cut, request)
 
     def _cut_to_fit(
-        self, request: Request, *, prepared: Callable[[Request], Request], picture_tokens: Sequence[int]
+        self, request: Request, *, limit: int, prepared: Callable[[Request], Request], picture_tokens: Sequence[int]
     ) -> Cut:
         def prompt_tokens(messages: Sequence[Message]) -> int:
             text = self._render(prepared(attrs.evolve(request, messages=messages)))
@@ -141,23 +139,17 @@ class PromptReader:
 
         def tokens(at: int) -> int:
             message = every[at]
-            texts = (message.content, message.reasoning or "", *(f"{call.name}{call.arguments}" for call in calls(at)))
-            in_texts = sum(map(len, map(self._tokens_of, filter(None, texts))))
-            return in_texts + seen[at] + MESSAGE_TOKENS * (1 + len(calls(at)))
-
-        def calls(at: int) -> tuple[ToolCall, ...]:
-            return every[at].tool_calls
+            calls = [f"{call.name}{call.arguments}" for call in message.tool_calls]
+            text = "".join([message.content, message.reasoning or "", *calls])
+            return len(self._tokens_of(text)) + seen[at] + MESSAGE_TOKENS * (1 + len(calls))
 
         every, of_pictures = request.messages or (), iter(picture_tokens)
         seen = [sum(islice(of_pictures, len(message.media))) for message in every]
-        limit = self.longest_beside_answer(request)
-        if request.truncation == "compact":
-            limit = max(1, limit - summary_tokens(limit) - EXTRA_TOKENS)
         # Whatever bound its answer has, up to a quarter: the next request, with another one, finds this cut cached.
         goal = min(limit, self._max_tokens - 1 - (self._max_tokens - 1) // 4)
-        counted = cache(tokens)
         instructions = takewhile(lambda message: message.role in INSTRUCTIONS, every)
         fixed = prompt_tokens([*instructions, Message("user", "?")])
+        counted = cache(tokens)
         for _ in range(MAX_CUTS):
             gone = left_out(every, counted, fixed, goal)
             places = [at for at in range(len(every)) if at not in gone]
