@@ -10,12 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from harness import ONE_THREAD, RunInProcess, ServerProcess, run_uma
 from uma import LLM
-from uma.cli.embed import BATCH_BYTES, BATCH_TEXTS, batches
 
 TEXTS = ["a fox", "once upon a time", "b"]
 
@@ -74,16 +71,6 @@ def test_more_texts_than_one_request_takes_come_in_their_order(at: tuple[str, st
     assert found.shape == (300, 16)
     assert np.allclose(found[7:], found[:-7], atol=1e-4)
     assert not np.allclose(found[1:], found[:-1], atol=1e-2)
-
-
-@given(st.lists(st.integers(0, 3) | st.integers(0, BATCH_BYTES + 9), min_size=1, max_size=600))
-def test_no_request_is_over_its_bounds_and_no_text_is_lost(sizes: list[int]) -> None:
-    texts = ["x" * size for size in sizes]
-    made = list(batches(texts))
-    assert [text for batch in made for text in batch] == texts
-    for batch in made:
-        assert 1 <= len(batch) <= BATCH_TEXTS
-        assert len(batch) == 1 or sum(map(len, batch)) <= BATCH_BYTES
 
 
 def test_without_a_server_the_model_is_loaded_here(tiny: Path) -> None:

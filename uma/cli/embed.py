@@ -7,7 +7,7 @@ import re
 import sys
 from array import array
 from base64 import b64encode
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -22,10 +22,7 @@ from uma.errors import BadRequest, ConfigError, PromptTooLarge
 from uma.types import Embeddings, EmbedRequest, Priority
 
 BATCH_TEXTS = 256
-"""Maximum texts of one request: what is computed is written before the rest is."""
-BATCH_BYTES = 131_072
-"""Maximum bytes of one request's texts together, unless it has a single one: an eighth of the default frame, since JSON
-writes some characters with six."""
+"""Texts of one request: what is computed is written before the rest is. A client splits what no frame holds."""
 _PLACE = re.compile(r"^texts\[(\d+)\]", re.MULTILINE)
 """How the engine names a text."""
 
@@ -83,33 +80,19 @@ async def _embed_all(options: argparse.Namespace, loaded: Loaded, texts: list[st
             say.note(f"{name} is made to generate; a model made for embeddings tells texts apart better (uma models)")
         output = TextOutput.standard("utf-8")
         written = _in_base64 if options.base64 else _as_numbers
-        first = 0
         empty: list[int] = []
-        for batch in batches(texts):
-            found = await _embed(opened, options, batch, first)
+        for first in range(0, len(texts), BATCH_TEXTS):
+            found = await _embed(opened, options, texts[first : first + BATCH_TEXTS], first)
             await output.write(
                 "".join(("null" if vector is None else written(vector)) + "\n" for vector in found.vectors)
             )
             empty += [first + index for index, vector in enumerate(found.vectors, 1) if vector is None]
-            first += len(batch)
     if empty:
         have = "has no token: its embedding is" if len(empty) == 1 else "and others have no token: their embeddings are"
-        say.warn(f"text {empty[0]:,} {have} null ({len(empty):,} of {first:,}); --fail-on-empty refuses such texts")
+        say.warn(
+            f"text {empty[0]:,} {have} null ({len(empty):,} of {len(texts):,}); --fail-on-empty refuses such texts"
+        )
     return 0
-
-
-def batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    """The texts in order, as many at a time as one request takes."""
-    batch: list[str] = []
-    size = 0
-    for text in texts:
-        n_bytes = len(text.encode("utf-8", "surrogateescape"))
-        if batch and (len(batch) == BATCH_TEXTS or size + n_bytes > BATCH_BYTES):
-            yield batch
-            batch, size = [], 0
-        batch.append(text)
-        size += n_bytes
-    yield batch
 
 
 async def _embed(opened: Opened, options: argparse.Namespace, batch: list[str], first: int) -> Embeddings:
