@@ -168,7 +168,7 @@ def test_a_terminal_shows_what_was_answered_where_to_ask_and_nothing_that_only_l
         "chat/completions 49 → 1,140 tokens, 3.84 tokens/s",
         "socket 3 → 5 tokens, 210 tokens/s, cancelled",
         "warning: no such path: /x\\u001b[2J",
-        "Qwen2.5-Coder-0.5B-Instruct is loaded, after 4,928 ms",
+        "Qwen2.5-Coder-0.5B-Instruct is loaded, after 4.9 s",
         "warning: m has left memory",
         "warning: gemma: beside all weights there is memory there is memory there",
     ]

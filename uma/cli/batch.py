@@ -119,8 +119,6 @@ async def _batch(
         trio.open_nursery() as nursery,
     ):
         source = opened.source
-        if line := words.demonstration(source.info.model, loaded):
-            say.note(line)
         card = model_of(source)
         if opened.model is not None:
             card = card | {"name": opened.model}

@@ -161,8 +161,6 @@ class Chat:
             self.view.tell(f"{self.model or model.name} answers; /model NAME has {words.names(adapted)}")
         if not info.capabilities.chat:
             self.view.tell("This model has no chat template of its own; a plain one is used.")
-        if notice := words.demonstration(model, self.loaded):
-            self.view.tell(notice)
         if self.is_interactive:
             pictures = " /image FILE shows it a picture." if info.capabilities.vision else ""
             self.view.tell(f"/help tells the commands. Ctrl-C stops an answer, Ctrl-D leaves.{pictures}")

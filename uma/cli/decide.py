@@ -8,7 +8,7 @@ import os
 from functools import partial
 from typing import Any
 
-from uma.cli import say, words
+from uma.cli import say
 from uma.cli.embed import read_texts
 from uma.cli.generate import quiet
 from uma.cli.options import load_settings
@@ -42,8 +42,6 @@ def main(options: argparse.Namespace) -> int:
 async def _decide_all(options: argparse.Namespace, loaded: Loaded, texts: list[str], interrupts: Interrupts) -> int:
     questions: list[DecisionQuestion] = options.questions
     async with open_source(loaded, interrupts, local=options.local, say=say.note) as opened:
-        if line := words.demonstration(opened.source.info.model, loaded):
-            say.note(line)
         output = TextOutput.standard("utf-8")
         if options.table:
             await output.write(_row(["text", *(str(question.name) for question in questions)]))

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from uma.cli import say, words
+from uma.cli import say
 from uma.cli.generate import quiet
 from uma.cli.options import load_settings
 from uma.cli.source import Opened, open_source
@@ -73,8 +73,6 @@ def _lines(file: Path | None) -> list[str]:
 
 async def _embed_all(options: argparse.Namespace, loaded: Loaded, texts: list[str], interrupts: Interrupts) -> int:
     async with open_source(loaded, interrupts, local=options.local, say=say.note) as opened:
-        if line := words.demonstration(opened.source.info.model, loaded):
-            say.note(line)
         if opened.source.info.capabilities.generate:
             name = opened.source.info.model.name
             say.note(f"{name} is made to generate; a model made for embeddings tells texts apart better (uma models)")

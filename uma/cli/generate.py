@@ -158,8 +158,6 @@ def _from_standard_input() -> str:
 
 async def _generate(options: argparse.Namespace, loaded: Loaded, task: Task, interrupts: Interrupts) -> int:
     async with open_source(loaded, interrupts, local=options.local, say=say.note) as opened:
-        if line := words.demonstration(opened.source.info.model, loaded):
-            say.note(line)
         output, n_ctx = TextOutput.standard("utf-8" if options.json else None), opened.source.info.limits.n_ctx
         try:
             finished = await _stream(opened, task, output, interrupts, is_json=options.json)

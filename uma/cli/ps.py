@@ -118,7 +118,7 @@ async def _ask(path: Path) -> Running:
         metrics, models = await client.metrics(), await client.models() if client.info.models else ()
         return Running(
             pid=client.server_pid,
-            model=f"{len(models)} models" if models else client.info.model.name,
+            model=f"{len(models)} models" if len(models) > 1 else [*client.info.models, client.info.model.name][0],
             adapters=client.info.capabilities.adapters,
             sessions=metrics["active_sessions"] - 1,
             since=datetime.now().astimezone() - timedelta(seconds=metrics.get("uptime_sec", 0)),

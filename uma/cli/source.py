@@ -99,6 +99,8 @@ async def open_source(
                 say(f"{found.info.model.name} answers, of {len(found.info.models)} models; -m NAME asks another")
             if paused := await told_paused(found):
                 say(paused)
+        if bond is None and (line := words.demonstration(found.info.model, loaded)):
+            say(line)
         name = found.info.model.name
         named = with_adapter(name, asked, found.info.capabilities.adapters)
         yield Opened(found, is_server, None if named == name else named)

@@ -105,13 +105,11 @@ def _of_several(models: Iterable[tuple[str, int | None, int]]) -> str:
     """`alpha, beta (loading 40 %, 2 wait)`: names of those that are loaded, and how far those are that are waited for,
     and by how many requests.
     """
-    return (
-        ", ".join(
-            name if percent is None else f"{name} (loading {percent} %, {waiting:,} wait)"
-            for name, percent, waiting in models
-        )
-        or "none"
-    )
+    told = []
+    for name, percent, waiting in models:
+        wait = f", {waiting:,} wait" if waiting else ""
+        told.append(name if percent is None else f"{name} (loading {percent} %{wait})")
+    return ", ".join(told) or "none"
 
 
 def _rss_bytes(pid: int | None) -> int | None:

@@ -159,7 +159,7 @@ def _server(where: str, server: WatchedServer, columns: int) -> list[Text]:
     shown_figures = [
         *_times("first token", figures.first_token_ms),
         *_times("between tokens", figures.between_tokens_ms),
-        _cells(metrics),
+        *([_cells(metrics)] if metrics.get("kv_cells_total") else []),
         *([] if figures.cached_share is None else [_plain(f"from cache {100 * figures.cached_share:.0f} %")]),
         *([_plain(f"in memory {words.size(metrics['cache_ram_bytes'])}")] if metrics.get("cache_ram_bytes") else []),
         *([_plain("paused: `uma resume` has it go on", "bold yellow")] if metrics.get("paused_sec") else []),
@@ -198,11 +198,11 @@ def _about(ms: float) -> str:
 
 
 def _cells(metrics: Mapping[str, Any]) -> Text:
-    total, used = metrics.get("kv_cells_total", 0), metrics.get("kv_cells_used", 0)
+    total, used = metrics["kv_cells_total"], metrics.get("kv_cells_used", 0)
     cached = min(metrics.get("cache_evictable_size", 0), used)
     width = 10
-    busy = math.ceil(width * (used - cached) / total) if total else 0
-    kept = min(width - busy, math.ceil(width * cached / total)) if total else 0
+    busy = math.ceil(width * (used - cached) / total)
+    kept = min(width - busy, math.ceil(width * cached / total))
     line = Text("cells ", no_wrap=True)
     line.append("█" * busy, "green").append("▒" * kept, "cyan").append("░" * (width - busy - kept), "dim")
     line.append(f" {used - cached:,} used, {cached:,} cached of {total:,}")

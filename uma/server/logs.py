@@ -81,7 +81,7 @@ SHOWN_BELOW = frozenset({"server.ready", "http.ready", "server.draining", "serve
 SENTENCES = {
     "cache.disk_enabled": "",  # the start tells it
     "model.loading": "loading {model}",
-    "model.loaded": "{model} is loaded, after {ms:,} ms",
+    "model.loaded": "{model} is loaded, after {sec} s",
     "model.ended": "{model} has left memory. {why}",
     "model.yielded": "{model} leaves for another program: {reason}",
     "model.too_large": "{reason}",
@@ -95,7 +95,8 @@ def _told(record: logging.LogRecord, event: str, fields: dict[str, Any]) -> str:
     if not event:
         return level + record.getMessage()
     if event in SENTENCES:
-        told = SENTENCES[event].format_map(defaultdict(str, fields)).rstrip(". ")
+        told = SENTENCES[event].format_map(defaultdict(str, fields, sec=f"{fields.get('ms', 0) / 1000:.1f}"))
+        told = told.rstrip(". ")
         return told and level + told
     name = event.replace(".", " ").replace("_", " ")
     return "" if event in SHOWN_BELOW else f"{level}{fields.get('message') or f'{name} {logfmt(fields)}'.rstrip()}"

@@ -303,7 +303,8 @@ class LoadedModels(Models):
 
         found = await self._of_each(explained)
         if not found:
-            raise BadRequest.at("request", f"no loaded model knows {id[:128]!r} as yours; `uma ps` lists what loads")
+            which = f"a request of yours with the id {id[:128]!r}" if id else "a request of yours"
+            raise BadRequest.at("request", f"no loaded model knows {which}; what a model knew ends when it is unloaded")
         return max(found, key=lambda request: request.came_at)
 
     async def metrics(self) -> Mapping[str, Any]:
