@@ -10,7 +10,7 @@ from policy_world import Machine, make_row
 
 from uma.engine.intake.overload import LEAST_RETRY_MS, Load, retry_after_ms, wait_ms
 from uma.engine.policy.cost import CostModel
-from uma.engine.policy.order import LEAST_DUE_MS, due_ms
+from uma.engine.policy.order import due_ms
 from uma.engine.policy.tuning import TUNING
 
 
@@ -34,7 +34,7 @@ def test_without_a_wish_the_deadline_is_a_multiple_of_the_reading_time() -> None
     cost = taught()
     long, short = (due_ms(make_row(1, prompt_tokens=tokens), cost) for tokens in (512, 1))
     assert long == pytest.approx(TUNING.due_factor * cost.prefill_ms(512, 0))
-    assert short == LEAST_DUE_MS
+    assert 0 < short < long
 
 
 @given(st.integers(1, 4_000), st.integers(1, 4_000))

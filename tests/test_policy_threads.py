@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uma.engine.worker.cores.threads import HOLD_MS, SETTLED_MS, CpuSample, ThreadPolicy
+from uma.engine.worker.cores.threads import HOLD_MS, SAMPLE_MS, CpuSample, ThreadPolicy
 
 WINDOW_MS = 120.0
 
@@ -167,5 +167,5 @@ def test_whatever_the_kernel_says_from_one_to_all_useful_threads_compute(seen: l
     policy = ThreadPolicy(4)
     for sample in seen:
         before, threads = policy.threads, policy.observe(sample)
-        assert 1 <= threads <= sample.most if sample.wall_ms >= SETTLED_MS else threads == before
+        assert 1 <= threads <= sample.most if sample.wall_ms >= SAMPLE_MS else threads == before
         assert policy.load >= 0

@@ -17,8 +17,6 @@ from uma.engine.policy.tuning import TUNING
 
 R = TypeVar("R", bound=Row)
 
-LEAST_DUE_MS = 50.0
-"""No deadline is nearer than this, so that prompts of a few tokens keep their order of arrival among themselves."""
 HIGHEST_LANE = 1
 
 
@@ -27,7 +25,7 @@ def due_ms(row: Row, cost: CostModel) -> float:
     if row.target_ttft_ms is not None:
         return row.arrived_ms + row.target_ttft_ms
     alone_ms = cost.prefill_ms(row.prompt_tokens, 0) or row.prompt_tokens
-    return row.arrived_ms + max(LEAST_DUE_MS, TUNING.due_factor * alone_ms)
+    return row.arrived_ms + TUNING.due_factor * alone_ms
 
 
 def rank(row: Row, now_ms: float) -> int:

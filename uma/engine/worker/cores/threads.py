@@ -47,7 +47,7 @@ TRY_ALL_MS = 5_000.0
 Only beside all of them does it show whether a program yields, by its priority or by its group's weight."""
 LONGEST_TRY_MS = 80_000.0
 """Longest such time: beside a program that does not yield, a try makes a stream wait a tenth of a second or two."""
-SETTLED_MS = 100.0
+SAMPLE_MS = 120.0
 """Minimum length of a sample: the kernel counts idle time in steps of 10 ms."""
 
 
@@ -138,7 +138,7 @@ class ThreadPolicy:
 
     def observe(self, sample: CpuSample) -> int:
         """Take in a sample; returns the number of threads to compute with from now on, 1 to `sample.most`."""
-        if sample.wall_ms < SETTLED_MS:
+        if sample.wall_ms < SAMPLE_MS:
             return self.threads
         self._recent.append(_Observed(sample.load, sample.stolen, sample.wall_ms))
         while len(self._recent) > 1 and sum(seen.wall_ms for seen in self._recent) - self._recent[0].wall_ms >= HOLD_MS:
@@ -168,7 +168,7 @@ class ThreadPolicy:
         others wanted less of the cores than before. That they wanted more says nothing of what they want now, nor of
         what waiting for them would cost.
         """
-        if sample.wall_ms >= SETTLED_MS and sample.load < self.load:
+        if sample.wall_ms >= SAMPLE_MS and sample.load < self.load:
             self._recent.clear()
             self.observe(sample)
         return self.threads

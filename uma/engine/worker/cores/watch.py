@@ -29,13 +29,11 @@ from typing import NamedTuple
 
 from uma.engine.clock import now_ms
 from uma.engine.worker.cores.counters import PROC, Counters
-from uma.engine.worker.cores.threads import CpuSample, ThreadPolicy
+from uma.engine.worker.cores.threads import SAMPLE_MS, CpuSample, ThreadPolicy
 from uma.llama import backend
 from uma.llama.context import Context
 from uma.metrics import EngineMetrics
 
-SAMPLE_MS = 120.0
-"""Minimum time between two samples."""
 REST_MS = 20.0
 """Minimum time without work that has a sample of its own."""
 LEAST_MS = 100.0
