@@ -132,7 +132,8 @@ def _parent() -> socket.socket:
 
 def main(control: socket.socket) -> int:
     """Fork for each request a process that begins the command and tells of its end, until the tests have ended."""
-    for name in ("uma.cli.run", "uma.cli.chat", "uma.cli.generate", "uma.http.serve", "prompt_toolkit"):
+    commands = ("parser", "run", "chat", "generate", "batch", "top", "ps")
+    for name in (*(f"uma.cli.{command}" for command in commands), "uma.http.serve", "prompt_toolkit"):
         import_module(name)
     # Else each child's garbage collector looks at all of that, and has the system copy the memory for it: two thirds of
     # the time that a short command takes.

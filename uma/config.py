@@ -12,6 +12,7 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
@@ -414,12 +415,11 @@ class Setting:
 
 
 def settings() -> dict[str, Setting]:
-    """Every setting, in the order of `RuntimeConfig`."""
-    hints = hints_of(RuntimeConfig)
+    """Every setting, in the order of `RuntimeConfig`. Its defaults are those of the environment as it is now."""
     return {
         field.name: Setting(
             field.name,
-            _without_none(hints[field.name]),
+            _types()[field.name],
             _default(field),
             field.metadata["help"],
             field.metadata["unit"],
@@ -427,6 +427,12 @@ def settings() -> dict[str, Setting]:
         )
         for field in attrs.fields(RuntimeConfig)
     }
+
+
+@cache
+def _types() -> dict[str, Any]:
+    """The type of each setting's value. Kept: a command's options ask for all of them some twenty times."""
+    return {name: _without_none(hint) for name, hint in hints_of(RuntimeConfig).items()}
 
 
 def _without_none(hint: Any) -> Any:
