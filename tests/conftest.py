@@ -249,6 +249,9 @@ class RendersHere:
         source, *self._tokens = setup
         self._template = compiled(source)
 
+    def start(self) -> None:
+        pass
+
     def render(self, conversation: dict[str, Any]) -> str:
         return rendered(self._template, json.loads(json.dumps(conversation)), *self._tokens)
 

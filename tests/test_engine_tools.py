@@ -23,6 +23,8 @@ from uma.engine.delivery.parsed import tokens_within
 from uma.errors import BadRequest
 from uma.types import Event, Finished, Grammar, Message, ReasoningDelta, Token, Tool, ToolCall, ToolCallDelta
 
+pytestmark = pytest.mark.usefixtures("renders_here")
+
 ARGUMENTS = '{"city": "Zürich"}'
 SAID = f'<think>Which city?</think>Moment.\n<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
 THOUGHT_TOKENS = sum(begin < SAID.index("Moment.") for begin in accumulate(map(len, pieces_of(SAID, set())), initial=0))

@@ -22,6 +22,8 @@ from uma.engine.worker.runner import BatchOutcome, DecodeStep, DecodeSteps, Mode
 from uma.engine.worker.thinking import MAX_COMPLETING, ThinkingBound
 from uma.types import Event, Finished, Grammar, Message, ReasoningDelta, Token, Tool
 
+pytestmark = pytest.mark.usefixtures("renders_here")
+
 WORDS = 120
 """Tokens of the scripted thinking: more than a reader is given before it has read any."""
 THOUGHT = tuple(f"w{number:03} " for number in range(WORDS))
