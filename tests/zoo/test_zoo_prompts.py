@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import product
 
 import attrs
 import pytest
@@ -107,18 +108,16 @@ def test_no_message_is_lost_and_none_refused(zoo: ChatTemplate, name: str) -> No
                 assert call.name in text, conversation
 
 
-@pytest.mark.parametrize("mode", ["on", "off"])
-def test_thinking_is_switched_on_and_off_by_the_template_s_own_names(
-    zoo: ChatTemplate, name: str, mode: ReasoningMode
-) -> None:
+def test_thinking_is_switched_on_and_off_by_the_template_s_own_names(zoo: ChatTemplate, name: str) -> None:
     plain_request = Request("a", messages=(SYSTEM, ASKED))
-    given = {"on": (True, "enabled"), "off": (False, "disabled")}[mode]
-    by_hand = {"enable_thinking": given[0], "thinking": given[0]}
-    switched = rendered(zoo, attrs.evolve(plain_request, reasoning=mode))
-    if name in SWITCHED:
-        assert (switched != rendered(zoo, plain_request)) == (mode in SWITCHED[name])
-    else:
-        assert switched == rendered(zoo, attrs.evolve(plain_request, chat_template_kwargs=by_hand))
+    modes: dict[ReasoningMode, bool] = {"on": True, "off": False}
+    for mode, is_on in modes.items():
+        by_hand = {"enable_thinking": is_on, "thinking": is_on}
+        switched = rendered(zoo, attrs.evolve(plain_request, reasoning=mode))
+        if name in SWITCHED:
+            assert (switched != rendered(zoo, plain_request)) == (mode in SWITCHED[name]), mode
+        else:
+            assert switched == rendered(zoo, attrs.evolve(plain_request, chat_template_kwargs=by_hand)), mode
 
 
 def test_thinking_of_an_earlier_turn_reaches_a_template_that_reads_it(zoo: ChatTemplate, name: str) -> None:
@@ -127,25 +126,20 @@ def test_thinking_of_an_earlier_turn_reaches_a_template_that_reads_it(zoo: ChatT
         assert ("I must look." in rendered(zoo, request)) == (name in SHOWS_THINKING)
 
 
-@pytest.mark.parametrize("reasoning", [None, "on", "off"])
-@pytest.mark.parametrize("answer", [SAID, THOUGHT, Message("assistant", "", reasoning="Bern is")])
-def test_an_answer_that_has_begun_is_gone_on_with(
-    zoo: ChatTemplate, answer: Message, reasoning: ReasoningMode | None
-) -> None:
-    request = Request("a", messages=(SYSTEM, ASKED), reasoning=reasoning)
-    head = rendered(zoo, request)
-    prompt = rendered(zoo, attrs.evolve(request, messages=(SYSTEM, ASKED, answer)))
+def test_an_answer_that_has_begun_is_gone_on_with(zoo: ChatTemplate) -> None:
     marks = thinking_of(zoo.source)
-    assert prompt.startswith(head[: head.index(ASKED.content)])
-    if answer.content or marks:
-        assert prompt.endswith(answer.content or answer.reasoning or "")
-    if marks is None:
-        return
-    behind = prompt[prompt.index(ASKED.content) :]
-    is_open = behind.rfind(marks.open) > behind.rfind(marks.close)
-    assert is_open == (not answer.content)
-    if answer.reasoning:
-        assert answer.reasoning in behind
+    modes: tuple[ReasoningMode | None, ...] = (None, "on", "off")
+    for reasoning, answer in product(modes, (SAID, THOUGHT, Message("assistant", "", reasoning="Bern is"))):
+        request = Request("a", messages=(SYSTEM, ASKED), reasoning=reasoning)
+        head = rendered(zoo, request)
+        prompt = rendered(zoo, attrs.evolve(request, messages=(SYSTEM, ASKED, answer)))
+        assert prompt.startswith(head[: head.index(ASKED.content)]), (reasoning, answer)
+        if answer.content or marks:
+            assert prompt.endswith(answer.content or answer.reasoning or ""), (reasoning, answer)
+        if marks is not None:
+            behind = prompt[prompt.index(ASKED.content) :]
+            assert (behind.rfind(marks.open) > behind.rfind(marks.close)) == (not answer.content), (reasoning, answer)
+            assert (answer.reasoning or "") in behind, (reasoning, answer)
 
 
 @pytest.mark.usefixtures("renders_here")
