@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import patch
 
-import attrs
 import pytest
 from http_server import HttpServer
 from hypothesis import given
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from uma.errors import BadRequest
 from uma.json_bytes import BLOCK_BYTES
-from uma.protocol.json_size import JsonBounds, check_size
+from uma.protocol.json_size import check_size
 from uma.protocol.session import ServerSession, Unparsed
 
 Values = st.recursive(
@@ -34,16 +34,18 @@ def parts(value: Any) -> Iterator[Any]:
 def test_what_strings_hold_does_not_count_and_all_else_does(value: Any, before: int, escape: str) -> None:
     text = [escape * before, value]  # a string of escapes over the border between two blocks
     held = list(parts(text))
-    exact = JsonBounds(
-        containers=sum(isinstance(each, list | dict) for each in held),
-        members=sum(len(each) for each in held if isinstance(each, dict)),
-        commas=sum(max(0, len(each) - 1) for each in held if isinstance(each, list | dict)),
-    )
+    exact: dict[str, Any] = {
+        "MAX_CONTAINERS": sum(isinstance(each, list | dict) for each in held),
+        "MAX_MEMBERS": sum(len(each) for each in held if isinstance(each, dict)),
+        "MAX_COMMAS": sum(max(0, len(each) - 1) for each in held if isinstance(each, list | dict)),
+    }
     data = json.dumps(text, ensure_ascii=False).encode()
-    check_size(data, exact)
-    for name, count in attrs.asdict(exact).items():
-        with pytest.raises(BadRequest, match="the text holds more than"):
-            check_size(data, attrs.evolve(exact, **{name: count - 1}))
+    with patch.multiple("uma.protocol.json_size", **exact):
+        check_size(data)
+    for name, count in exact.items():
+        bounds = exact | {name: count - 1}
+        with patch.multiple("uma.protocol.json_size", **bounds), pytest.raises(BadRequest, match="the text holds more"):
+            check_size(data)
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ converter.
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, islice
-from typing import Any
+from typing import Any, get_args
 
 import orjson
 
@@ -19,32 +19,20 @@ from uma.errors import BadRequest, InvalidJson
 from uma.protocol.converter import cut, structure, unknown_fields, unstructure
 from uma.protocol.frames import encode_frame
 from uma.protocol.messages import (
-    ActivityQuery,
     Cancel,
     ClientMessage,
-    DecideQuery,
     EmbedQuery,
     Encoding,
-    EndQuery,
     EndThinking,
-    ExplainQuery,
     Generate,
-    HealthQuery,
     Hello,
-    LoadQuery,
     MetricsEvent,
-    MetricsQuery,
-    ModelsQuery,
-    PauseQuery,
-    PinQuery,
-    RerankQuery,
+    Query,
     Sender,
     ServerEvent,
     TokenEvent,
     TokenizeQuery,
-    TraceQuery,
     UnknownEvent,
-    UnloadQuery,
     WholeQuery,
 )
 from uma.protocol.wire import (
@@ -54,16 +42,14 @@ from uma.protocol.wire import (
     REQUESTS,
     SAMPLING_FIELDS,
     TOKENIZE_FIELDS,
+    name_of,
     unknown_to,
 )
 from uma.types import (
     PROMPT_FIELDS,
-    DecisionRequest,
     Embeddings,
-    EmbedRequest,
     Logprobs,
     Request,
-    RerankRequest,
     SamplingParams,
     Token,
     TokenLogprob,
@@ -73,26 +59,8 @@ from uma.types import (
 _EVENT_NAMES = {cls: name for name, cls in EVENTS.items()}
 _METADATA = hints_of(Request)["metadata"]
 _LOGPROB_FIELDS = tuple(hints_of(TokenLogprob))
-_KINDS: Mapping[type[ClientMessage], str] = {
-    Hello: "hello",
-    MetricsQuery: "metrics",
-    ActivityQuery: "activity",
-    ExplainQuery: "explain",
-    TraceQuery: "trace",
-    EndQuery: "end",
-    PauseQuery: "pause",
-    ModelsQuery: "models",
-    LoadQuery: "load",
-    UnloadQuery: "unload",
-    PinQuery: "pin",
-    HealthQuery: "health",
-}
-_PLAIN: Mapping[str, Callable[..., ClientMessage]] = {kind: cls for cls, kind in _KINDS.items()}
-_WHOLE: Mapping[str, tuple[type[Any], type[WholeQuery]]] = {
-    "embed": (EmbedRequest, EmbedQuery),
-    "rerank": (RerankRequest, RerankQuery),
-    "decide": (DecisionRequest, DecideQuery),
-}
+_PLAIN: Mapping[str, type[Any]] = {name_of(cls): cls for cls in (Hello, *get_args(Query))}
+_WHOLE = frozenset(map(name_of, get_args(WholeQuery)))
 _HELP = "a cancel is {'event': 'cancel', 'id': ...}"
 
 
@@ -138,9 +106,9 @@ def message_of(
         fields = _own_fields(flat)
         pieces = fields.pop("pieces")
         return TokenizeQuery(_request(**fields), pieces, warnings)
-    if kind in _WHOLE:
-        return _whole(flat, *_WHOLE[kind], warnings)
-    return _PLAIN[kind](**_own_fields(flat), warnings=warnings)
+    query, fields = _PLAIN[kind], _own_fields(flat)
+    message: ClientMessage = _whole(query, fields, warnings) if kind in _WHOLE else query(**fields, warnings=warnings)
+    return message
 
 
 def marks_of(fields: Mapping[str, Any]) -> tuple[str | None, dict[str, Any] | None]:
@@ -322,14 +290,11 @@ def _generate(flat: Any, warnings: tuple[str, ...]) -> Generate:
     return Generate(_request(**fields, sampling=sampling), keep_alive, sender, warnings)
 
 
-def _whole(
-    flat: Any, request: Callable[..., Any], query: Callable[..., WholeQuery], warnings: tuple[str, ...]
-) -> WholeQuery:
-    fields = _own_fields(flat)
+def _whole(query: type[Any], fields: dict[str, Any], warnings: tuple[str, ...]) -> Any:
     beside = {name: fields.pop(name) for name in ("encoding", "sender") if name in fields}
     try:
         with already_checked():
-            return query(request(**fields), **beside, warnings=warnings)
+            return query(hints_of(query)["request"](**fields), **beside, warnings=warnings)
     except ValueError as error:  # neither texts nor token_ids, or both; too many questions in all of their orders
         raise BadRequest.of(error) from None
 
@@ -354,13 +319,11 @@ def _message_fields(message: ClientMessage) -> dict[str, Any]:
         keep_alive = {"keep_alive": True} if message.keep_alive else {}
         return request | unstructure(message.request.sampling) | keep_alive | _sender(message.sender)
     if isinstance(message, WholeQuery):
-        kind = next(kind for kind, (_, query) in _WHOLE.items() if isinstance(message, query))
         encoding = {"encoding": message.encoding} if isinstance(message, EmbedQuery) else {}
-        return {"type": kind, **unstructure(message.request)} | encoding | _sender(message.sender)
-    kind = _KINDS[type(message)]
+        return {"type": name_of(type(message)), **unstructure(message.request)} | encoding | _sender(message.sender)
     fields = unstructure(message)
     fields.pop("warnings", None)
-    return {"type": kind} | fields
+    return {"type": name_of(type(message))} | fields
 
 
 def _sender(sender: Sender | None) -> dict[str, Any]:

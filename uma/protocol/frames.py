@@ -59,11 +59,6 @@ class FrameDecoder:
         """Whether a part of a frame has come and the rest has not (ask once `next_frame` gave None)."""
         return self._poisoned is None and len(self._buffer) > self._read
 
-    @property
-    def buffered_bytes(self) -> int:
-        """Bytes held that no frame was made of yet."""
-        return len(self._buffer) - self._read
-
     def _poison(self, length: int) -> None:
         self._poisoned = (
             "a frame of 0 bytes came; a frame holds one JSON object"

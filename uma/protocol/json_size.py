@@ -7,26 +7,19 @@ a second.
 
 from __future__ import annotations
 
-import attrs
-
 from uma.errors import BadRequest, InvalidJson, UmaError
 from uma.json_bytes import is_balanced, outside_strings
 
-
-@attrs.frozen
-class JsonBounds:
-    """What one text can hold."""
-
-    containers: int = 65_536
-    """Lists and objects. A conversation of as many messages as allowed has three for each."""
-    members: int = 131_072
-    """Members of objects. Such a conversation has four for each message."""
-    commas: int = 524_288
-    """Commas between items and members. OpenAI takes 300,000 token ids in one request."""
+MAX_CONTAINERS = 65_536
+"""Maximum lists and objects of one text. A conversation of as many messages as allowed has three for each."""
+MAX_MEMBERS = 131_072
+"""Maximum members of objects. Such a conversation has four for each message."""
+MAX_COMMAS = 524_288
+"""Maximum commas between items and members. OpenAI takes 300,000 token ids in one request."""
 
 
-def check_size(data: bytes, bounds: JsonBounds = JsonBounds()) -> None:
-    """Raise `BadRequest` where a JSON text holds more than `bounds`, and `InvalidJson` where the brackets of such a one
+def check_size(data: bytes) -> None:
+    """Raise `BadRequest` where a JSON text holds more than that, and `InvalidJson` where the brackets of such a one
     tell that it is no JSON. A text within the bounds is not checked.
     """
     containers = members = commas = 0
@@ -34,12 +27,12 @@ def check_size(data: bytes, bounds: JsonBounds = JsonBounds()) -> None:
         containers += block.count(b"[") + block.count(b"{")
         members += block.count(b":")
         commas += block.count(b",")
-        if containers > bounds.containers:
-            raise _too_much(data, f"{bounds.containers:,} lists and objects")
-        if members > bounds.members:
-            raise _too_much(data, f"{bounds.members:,} members of objects")
-        if commas > bounds.commas:
-            raise _too_much(data, f"{bounds.commas:,} items of lists and members of objects")
+        if containers > MAX_CONTAINERS:
+            raise _too_much(data, f"{MAX_CONTAINERS:,} lists and objects")
+        if members > MAX_MEMBERS:
+            raise _too_much(data, f"{MAX_MEMBERS:,} members of objects")
+        if commas > MAX_COMMAS:
+            raise _too_much(data, f"{MAX_COMMAS:,} items of lists and members of objects")
 
 
 def _too_much(data: bytes, what: str) -> UmaError:

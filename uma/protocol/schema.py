@@ -20,7 +20,7 @@ import attrs
 
 from uma.constraints import Json, Length, Pattern, Range, Text, Values, hints_of
 from uma.protocol.versions import SUPPORTED
-from uma.protocol.wire import COMMANDS, EVENTS, OWNERS, REQUESTS
+from uma.protocol.wire import COMMANDS, EVENTS, FLAT_METRICS, OWNERS, REQUESTS
 from uma.types import GRAMMAR_FIELDS, PROMPT_FIELDS, Grammar, Media
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -33,7 +33,7 @@ def schemas() -> dict[str, dict[str, Any]]:
     made = {kind: _request(kind) for kind in REQUESTS}
     for name, (_, flat) in COMMANDS.items():
         made[name] = _message(name, flat, {"event": {"const": name}}, ["event"])
-    for name, cls in EVENTS.items():
+    for name, cls in (EVENTS | {"metrics": FLAT_METRICS}).items():
         made[f"event.{name}"] = _message(f"event.{name}", cls, {"event": {"const": name}}, ["event"])
     return made
 

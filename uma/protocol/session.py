@@ -19,15 +19,8 @@ A server drives a `ServerSession` so::
                                      async for event in stream: write(session.relay(event))
                                      except UmaError as error: write(session.fail(error, request.id))
                 case Cancel():   cancel the task of message.id         # it ends in relay(Finished(…, "cancelled", …))
-                case MetricsQuery():  write(session.answer(message, snapshot))
-                case ActivityQuery(): write(session.answer(message, activity))
-                case EndQuery():      write(session.answer(message, was_running)) or session.fail_query(message, error)
-                case ModelsQuery():   write(session.answer(message, models)) or session.fail_query(message, error)
-                case HealthQuery():   write(session.answer(message, health))    or session.fail_query(message, error)
-                case TokenizeQuery(): write(session.answer(message, tokenized)) or session.fail(error, request.id)
-                case EmbedQuery():    write(session.answer(message, embeddings)) or session.fail(error, request.id)
-                case RerankQuery():   write(session.answer(message, ranking))    or session.fail(error, request.id)
-                case DecideQuery():   write(session.answer(message, decisions))  or session.fail(error, request.id)
+                case _: result = …     # of a query, as `uma.types` has it
+                        write(session.answer(message, result)) or session.fail_query(message, error)
 
     # the writing task, each time all that was queued has been written
     if session.flushed():
@@ -49,7 +42,7 @@ The states, and what each error does to the session, stand in `states`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -80,46 +73,31 @@ from uma.protocol.codec import (
 from uma.protocol.frames import DEFAULT_MAX_FRAME_BYTES, HEADER_BYTES, FrameDecoder
 from uma.protocol.json_size import check_size
 from uma.protocol.messages import (
-    ActivityEvent,
-    ActivityQuery,
     Cancel,
     ClientMessage,
-    DecideEvent,
     DecideQuery,
-    EmbedEvent,
     EmbedQuery,
-    EndEvent,
-    EndQuery,
     EndThinking,
     EosEvent,
     ErrorEvent,
-    ExplainEvent,
-    ExplainQuery,
     Generate,
     HealthEvent,
     HealthQuery,
     Hello,
     HelloEvent,
-    LoadQuery,
-    MetricsEvent,
     MetricsQuery,
+    ModelQuery,
     ModelsEvent,
-    ModelsQuery,
     PauseQuery,
-    PinQuery,
     PromptEvent,
     Query,
     QueryAnswer,
     ReasoningEvent,
-    RerankEvent,
     RerankQuery,
     ServerEvent,
     TokenizeEvent,
     TokenizeQuery,
     ToolCallEvent,
-    TraceEvent,
-    TraceQuery,
-    UnloadQuery,
     WholeQuery,
     WrongField,
     told_as,
@@ -135,39 +113,19 @@ from uma.protocol.states import (
     RequestState,
 )
 from uma.protocol.versions import SUPPORTED, negotiate
+from uma.protocol.wire import EVENTS, name_of
 from uma.types import (
-    Activity,
-    Decisions,
     Embeddings,
     Event,
-    Explained,
     Finished,
-    Health,
-    ListedModel,
     Prompt,
-    Ranking,
     ReasoningDelta,
     ServerInfo,
     Token,
-    Tokenized,
     ToolCallDelta,
     Usage,
 )
 from uma.wrong import Wrong
-
-QueryResult = (
-    Mapping[str, Any]
-    | Activity
-    | Explained
-    | str
-    | bool
-    | Sequence[ListedModel]
-    | Health
-    | Tokenized
-    | Embeddings
-    | Ranking
-    | Decisions
-)
 
 
 @attrs.frozen
@@ -287,28 +245,19 @@ class ServerSession:
 
     def _admit(self, message: ClientMessage) -> bool:
         """Whether there is something to act on. Raises the error that refuses the message."""
-        if isinstance(message, Cancel):
-            return self._take_cancel(message.id)
-        if isinstance(message, EndThinking):
-            return self._take_end_of_thinking(message.id)
+        if isinstance(message, Cancel | EndThinking):
+            return self._take_command(message)
         if isinstance(message, Hello):
             self._take_hello(message)
         else:
             self._take_request(message)
         return True
 
-    def _take_cancel(self, id: str) -> bool:
-        exchange = self._running.get(id)
-        if exchange is None or not exchange.can_cancel:
+    def _take_command(self, command: Cancel | EndThinking) -> bool:
+        exchange, cancels = self._running.get(command.id), isinstance(command, Cancel)
+        if exchange is None or not (exchange.can_cancel if cancels else exchange.can_think):
             return False
-        exchange.can_cancel = exchange.can_think = False
-        return True
-
-    def _take_end_of_thinking(self, id: str) -> bool:
-        exchange = self._running.get(id)
-        if exchange is None or not exchange.can_think:
-            return False
-        exchange.can_think = False
+        exchange.can_think, exchange.can_cancel = False, exchange.can_cancel and not cancels
         return True
 
     def _take_hello(self, hello: Hello) -> None:
@@ -402,49 +351,18 @@ class ServerSession:
         if self.is_closing:
             return b""
         id, metadata = query.request.id, query.request.metadata
-        event: ServerEvent
-        match query:
-            case EmbedQuery():
-                event = EmbedEvent(id, (), (), query.warnings, metadata, "cancelled")
-            case RerankQuery():
-                event = RerankEvent(id, (), 0, query.warnings, metadata, "cancelled")
-            case DecideQuery():
-                event = DecideEvent(id, (), Usage(0, 0, 0), query.warnings, metadata, "cancelled")
-        data = encode_event(event)
+        nothing = {EmbedQuery: ((), ()), RerankQuery: ((), 0), DecideQuery: ((), Usage(0, 0, 0))}[type(query)]
+        data = encode_event(EVENTS[name_of(type(query))](id, *nothing, query.warnings, metadata, "cancelled"))
         self._end(_key(query))
         return data
 
-    def answer(self, query: Query, result: QueryResult) -> bytes:
-        """The answer to a query, as a frame. Ends the query, and so a plain session."""
+    def answer(self, query: Query, result: Any) -> bytes:
+        """The answer to a query, as a frame, of what `uma.types` has for it. Ends the query, and so a plain session."""
         if self.is_closing:
             return b""
-        event: ServerEvent
-        match query, result:
-            case TokenizeQuery(), Tokenized():
-                event = TokenizeEvent.of(query, result)
-            case EmbedQuery(), Embeddings():
-                return self.answer_embed(query, result, written_embeddings(result, query.encoding))
-            case RerankQuery() | DecideQuery(), Ranking() | Decisions():
-                cls: type[Any] = RerankEvent if isinstance(result, Ranking) else DecideEvent
-                event = told_as(cls, result, warnings=query.warnings, metadata=query.request.metadata)
-            case ActivityQuery(), Activity():
-                event = told_as(ActivityEvent, result, id=query.id, warnings=query.warnings)
-            case ExplainQuery(), Explained():
-                event = ExplainEvent(result, id=query.id, warnings=query.warnings)
-            case TraceQuery(), str():
-                event = TraceEvent(result, id=query.id, warnings=query.warnings)
-            case EndQuery(), bool():
-                event = EndEvent(result, id=query.id, warnings=query.warnings)
-            case ModelsQuery() | LoadQuery() | UnloadQuery() | PinQuery(), list():
-                shown = tuple(attrs.evolve(model, info=None) for model in result)  # a card has its whole template
-                event = ModelsEvent(shown, id=query.id, warnings=query.warnings)
-            case HealthQuery() | PauseQuery(), Health():
-                event = told_as(HealthEvent, result, id=query.id, warnings=query.warnings)
-            case MetricsQuery(), Mapping():
-                event = MetricsEvent(result, id=query.id, warnings=query.warnings)
-            case _:
-                raise LocalProtocolError(f"a {type(result).__name__} does not answer a {type(query).__name__}")
-        data = encode_event(event, self.version)
+        if isinstance(query, EmbedQuery):
+            return self.answer_embed(query, result, written_embeddings(result, query.encoding))
+        data = encode_event(_answer_to(query, result), self.version)
         self._end(_key(query))
         return data
 
@@ -662,6 +580,19 @@ def _exchange(message: Generate | Query) -> RequestExchange:
         can_cancel=True,
         can_think=True,
     )
+
+
+def _answer_to(query: Query, result: Any) -> ServerEvent:
+    if isinstance(query, TokenizeQuery):
+        return TokenizeEvent.of(query, result)
+    if isinstance(query, ModelQuery):
+        shown = tuple(attrs.evolve(model, info=None) for model in result)  # a card has its whole template
+        return ModelsEvent(shown, id=query.id, warnings=query.warnings)
+    cls = HealthEvent if isinstance(query, PauseQuery) else EVENTS[name_of(type(query))]
+    own = {"metadata": query.request.metadata} if isinstance(query, WholeQuery) else {"id": query.id}
+    marks: dict[str, Any] = {"warnings": query.warnings, **own}
+    event: ServerEvent = told_as(cls, result, **marks) if issubclass(cls, type(result)) else cls(result, **marks)
+    return event
 
 
 def _error_event(error: UmaError, id: str | None, metadata: dict[str, Any] | None = None) -> ErrorEvent:

@@ -6,56 +6,29 @@ belong to three classes. The flat classes made here serve the parser and the JSO
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import attrs
 
 from uma.constraints import Length, Range, hints_of
 from uma.protocol.messages import (
-    ActivityEvent,
-    ActivityQuery,
     Cancel,
-    DecideEvent,
-    DecideQuery,
-    EmbedEvent,
     EmbedQuery,
-    EndEvent,
-    EndQuery,
     EndThinking,
-    EosEvent,
-    ErrorEvent,
-    ExplainEvent,
-    ExplainQuery,
     Generate,
-    HealthEvent,
-    HealthQuery,
     Hello,
-    HelloEvent,
-    LoadingEvent,
-    LoadQuery,
-    MetricsEvent,
-    MetricsQuery,
-    ModelsEvent,
-    ModelsQuery,
-    PauseQuery,
-    PinQuery,
-    PromptEvent,
-    ReasoningEvent,
-    RerankEvent,
-    RerankQuery,
-    TokenEvent,
-    TokenizeEvent,
+    Query,
+    ServerEvent,
     TokenizeQuery,
-    ToolCallEvent,
-    TraceEvent,
-    TraceQuery,
-    UnloadQuery,
+    UnknownEvent,
+    WholeQuery,
 )
 from uma.protocol.versions import SUPPORTED
-from uma.types import MAX_TEXTS, PROMPT_FIELDS, DecisionRequest, EmbedRequest, Request, RerankRequest, SamplingParams
+from uma.types import MAX_TEXTS, PROMPT_FIELDS, Request, SamplingParams
 
 SAMPLING_FIELDS = tuple(hints_of(SamplingParams))
 
@@ -146,6 +119,12 @@ FIELDS_OF_1_0: Mapping[str, frozenset[str]] = MappingProxyType(
 """Fields of events that a session of version 1.0 has, by path; it is sent no other."""
 
 
+def name_of(message: type) -> str:
+    """Word of the wire for a class of messages: the class's own, but for `Query` and `Event`, as in `tool_call`."""
+    word = re.sub("(Query|Event)$", "", message.__name__)
+    return re.sub("(?<=[a-z])(?=[A-Z])", "_", word).lower()
+
+
 OWNERS: dict[type, tuple[type, ...]] = {}
 """Classes that the fields of each flat class come from; the last is the message itself."""
 
@@ -173,6 +152,18 @@ TOKENIZE_FIELDS = (
 
 _NOT_FOR_TOKENIZE = ("request", "warnings", *(name for name in hints_of(Request) if name not in TOKENIZE_FIELDS))
 
+
+def _flat_query(cls: type[Any]) -> type[Any]:
+    """The flat class of a question; what it asks about stands flat beside its own fields."""
+    name = cls.__name__.removesuffix("Query")
+    if cls is TokenizeQuery:
+        return _flat(name, Request, cls, drop=_NOT_FOR_TOKENIZE)
+    if cls not in get_args(WholeQuery):
+        return _flat(name, cls)
+    hints = {"token_ids": _LISTS_OF_TOKENS} if cls is EmbedQuery else None
+    return _flat(name, hints_of(cls)["request"], cls, drop=("request", "warnings"), hints=hints)
+
+
 REQUESTS: dict[str, type[Any]] = {
     "generate": _flat(
         "Generate",
@@ -183,23 +174,7 @@ REQUESTS: dict[str, type[Any]] = {
         hints={"stop": _ONE_OR_MORE_STRINGS},
     ),
     "hello": _flat("Hello", Hello),
-    "metrics": _flat("Metrics", MetricsQuery),
-    "activity": _flat("Activity", ActivityQuery),
-    "explain": _flat("Explain", ExplainQuery),
-    "trace": _flat("Trace", TraceQuery),
-    "end": _flat("End", EndQuery),
-    "pause": _flat("Pause", PauseQuery),
-    "models": _flat("Models", ModelsQuery),
-    "load": _flat("Load", LoadQuery),
-    "unload": _flat("Unload", UnloadQuery),
-    "pin": _flat("Pin", PinQuery),
-    "health": _flat("Health", HealthQuery),
-    "tokenize": _flat("Tokenize", Request, TokenizeQuery, drop=_NOT_FOR_TOKENIZE),
-    "embed": _flat(
-        "Embed", EmbedRequest, EmbedQuery, drop=("request", "warnings"), hints={"token_ids": _LISTS_OF_TOKENS}
-    ),
-    "rerank": _flat("Rerank", RerankRequest, RerankQuery, drop=("request", "warnings")),
-    "decide": _flat("Decide", DecisionRequest, DecideQuery, drop=("request", "warnings")),
+    **{name_of(cls): _flat_query(cls) for cls in get_args(Query)},
 }
 """Classes of requests by `type`."""
 
@@ -209,25 +184,7 @@ COMMANDS: dict[str, tuple[type, type[Any]]] = {
 }
 """What a client says of a running request, by `event`: the message and its flat class."""
 
-EVENTS: dict[str, type[Any]] = {
-    "hello": HelloEvent,
-    "prompt": PromptEvent,
-    "token": TokenEvent,
-    "reasoning": ReasoningEvent,
-    "tool_call": ToolCallEvent,
-    "eos": EosEvent,
-    "error": ErrorEvent,
-    "activity": ActivityEvent,
-    "explain": ExplainEvent,
-    "trace": TraceEvent,
-    "end": EndEvent,
-    "models": ModelsEvent,
-    "health": HealthEvent,
-    "loading": LoadingEvent,
-    "tokenize": TokenizeEvent,
-    "embed": EmbedEvent,
-    "rerank": RerankEvent,
-    "decide": DecideEvent,
-    "metrics": _flat("Metrics", MetricsEvent, drop=("snapshot",)),
-}
-"""Classes of events by `event`. A metrics event has its snapshot's fields beside these."""
+EVENTS: dict[str, type[Any]] = {name_of(cls): cls for cls in get_args(ServerEvent) if cls is not UnknownEvent}
+"""Classes of events by `event`."""
+FLAT_METRICS = _flat("Metrics", EVENTS["metrics"], drop=("snapshot",))
+"""The class of a metrics event, which has its snapshot's fields beside these."""

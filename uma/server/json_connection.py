@@ -49,7 +49,7 @@ from uma.protocol.messages import (
     WholeQuery,
     told_as,
 )
-from uma.protocol.session import Incoming, Parsed, QueryResult, Refused, ServerSession
+from uma.protocol.session import Incoming, Parsed, Refused, ServerSession
 from uma.protocol.versions import negotiate
 from uma.server.connection import TELL_SEC, A, Connection, ConnectionHost, SessionWork
 from uma.server.logs import log
@@ -445,7 +445,7 @@ class JsonConnection(Connection):
             self._has_turn.unpark_all()
         self.done(key, work)
 
-    async def _ask(self, query: PlainQuery) -> QueryResult:
+    async def _ask(self, query: PlainQuery) -> Any:
         if isinstance(query, MetricsQuery):
             return await self.server.metrics()
         if isinstance(query, ActivityQuery):
