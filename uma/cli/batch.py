@@ -18,14 +18,13 @@ import trio
 
 from uma.cli import say, words
 from uma.cli.answer_options import json_object
-from uma.cli.batch_models import NamedModels
 from uma.cli.batch_view import Events, Lines, OneLine, Speed, keep_showing
 from uma.cli.generate import quiet
 from uma.cli.options import load_settings, sampling_of
 from uma.cli.sanitize import sanitize_line
 from uma.cli.source import open_source
 from uma.cli.trio_run import Interrupts, run
-from uma.client import Client, connect
+from uma.client import Client, ModelsThere, connect
 from uma.config import ANY_NAME, Loaded
 from uma.errors import ConfigError
 from uma.http.jobs import ask_of
@@ -122,7 +121,8 @@ async def _batch(
         card = model_of(source)
         if opened.model is not None:
             card = card | {"name": opened.model}
-            form = attrs.evolve(form, defaults={**form.defaults, "model": opened.model})
+        if opened.model is not None or source.info.models:
+            form = attrs.evolve(form, defaults={**form.defaults, "model": card["name"]})
         header = {"version": 1, "model": card, **_settings(form, options)}
         results = Results.open(options.output, header, restart=options.restart, only_failed=options.only_failed)
         with closing(results):
@@ -163,15 +163,19 @@ def _ask(source: Source, loaded: Loaded, nursery: trio.Nursery) -> RowAsk:
     ask = partial(ask_of, config=loaded.config, program=PROGRAM)
     if not isinstance(source, Client):
         return ask(source)
-    socket = loaded.config.socket
-    chosen = source.info.model.name if source.info.models else None
-    server = ReturningServer(partial(connect, socket, model=chosen), ask, say.note)
+    socket, has_several = loaded.config.socket, bool(source.info.models)
+
+    def answers(session: Source) -> RowAsk:
+        if not (has_several and isinstance(session, Client)):
+            return ask(session)
+        models = ModelsThere(socket, session, nursery)
+        nursery.start_soon(models.follow)
+        return ask(models)
+
+    chosen = source.info.model.name if has_several else None
+    server = ReturningServer(partial(connect, socket, model=chosen), answers, say.note)
     nursery.start_soon(server.keep, source)
-    if not source.info.models:
-        return server
-    any_name = attrs.evolve(loaded.config, alias=ANY_NAME)  # the session has the model that the row names
-    of_model = partial(ask_of, config=any_name, program=PROGRAM)
-    return NamedModels(server, lambda name: connect(socket, model=name), of_model, say.note, nursery)
+    return server
 
 
 async def _shown(runner: Runner, options: argparse.Namespace, interrupts: Interrupts) -> int:

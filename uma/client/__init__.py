@@ -2,6 +2,6 @@
 
 from uma.client.client import PAUSED, Client
 from uma.client.dial import connect, connect_child, dialled
-from uma.client.several import models_there
+from uma.client.several import ModelsThere, models_there
 
-__all__ = ["PAUSED", "Client", "connect", "connect_child", "dialled", "models_there"]
+__all__ = ["PAUSED", "Client", "ModelsThere", "connect", "connect_child", "dialled", "models_there"]

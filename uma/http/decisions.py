@@ -63,7 +63,7 @@ class Decides:
             return DecisionRequest(http.id, state, questions, priority=lane, model=model, **own), form
 
         request, form = await http.built(begin)
-        found = await gateway.compute(http, request, gateway.source.decide, lambda found: found.read_tokens)
+        found = await gateway.compute(http, request, gateway.source.decide)
         await http.answer_json({"model": reader.model} | form(found))
 
 

@@ -98,7 +98,7 @@ class Computes:
         if request is None:
             asked = partial(with_ids, gateway.source, http.id, ask.value, ask.field, in_one_kind=True)
             request = _request(http, reader, attrs.evolve(ask, value=await small_work(http, asked)))
-        found = await gateway.compute(http, request, gateway.source.embed, lambda found: sum(found.prompt_tokens))
+        found = await gateway.compute(http, request, gateway.source.embed)
         warnings = warnings_of_empty(found.vectors, ask.field, is_single=is_one_prompt(ask.value))
         found = attrs.evolve(found, warnings=warnings)
         await _answer(gateway, http, ask, found)

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Se
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -262,7 +263,11 @@ class Gateway:
             await http.write(writer.failed(Problem.of(error)), is_last=True)
 
     async def compute(
-        self, http: Exchange, request: W, ask: Callable[[W], Awaitable[R]], tokens_of: Callable[[R], int]
+        self,
+        http: Exchange,
+        request: W,
+        ask: Callable[[W], Awaitable[R]],
+        tokens_of: Callable[[R], int] = attrgetter("read_tokens"),
     ) -> R:
         """What the source answers to a request that is answered in one piece, charged to the account of the key.
 

@@ -19,7 +19,7 @@ from uma.http.exchange import Exchange
 from uma.http.fields import allowed_tokens
 from uma.http.gateway import Gateway
 from uma.http.problem import Forbidden, RateLimited
-from uma.types import Embeddings, EmbedRequest
+from uma.types import EmbedRequest
 
 
 async def check_health(gateway: Gateway, http: Exchange) -> None:
@@ -53,14 +53,10 @@ async def _result(gateway: Gateway, http: Exchange, payload: HealthCheckPayload)
             finished = await gateway.finish(http, request_of(payload, http.id, 0))
             return HealthCheckResult(True, 0, finished.usage.completion_tokens)
         request = EmbedRequest(http.id, token_ids=(payload.token_ids or (0,),), priority=1)
-        await gateway.compute(http, request, gateway.source.embed, _embedded)
+        await gateway.compute(http, request, gateway.source.embed)
         # An embedding counts for the token that success asks for.
         return HealthCheckResult(True, 0, 1)
     except (BadRequest, PromptTooLarge, Forbidden, RateLimited):
         raise  # of the payload or of the key: it says nothing of the engine
     except UmaError as error:
         return HealthCheckResult(False, 0, 0, f"{error.code}: {error.message}")
-
-
-def _embedded(found: Embeddings) -> int:
-    return sum(found.prompt_tokens)

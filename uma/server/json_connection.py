@@ -338,20 +338,11 @@ class JsonConnection(Connection):
         self.done(query.request.id, work)
 
     async def _compute(self, query: WholeQuery, source: Source) -> bytes:
-        if isinstance(query, RerankQuery):
-            with metered_whole(query.request, self.account) as meter:
-                ranking = await source.rerank(query.request)
-                meter.usage = Usage(ranking.prompt_tokens, 0, 0)
-            return self._session.answer(query, ranking)
-        if isinstance(query, DecideQuery):
-            with metered_whole(query.request, self.account) as meter:
-                decisions = await source.decide(query.request)
-                meter.usage = Usage(decisions.read_tokens, 0, 0)
-            return self._session.answer(query, decisions)
+        asks: dict[type, Any] = {EmbedQuery: source.embed, RerankQuery: source.rerank, DecideQuery: source.decide}
         with metered_whole(query.request, self.account) as meter:
-            found = await source.embed(query.request)
-            meter.usage = Usage(sum(found.prompt_tokens), 0, 0)
-        if found.n_figures <= MAX_INLINE_FIGURES:
+            found: Any = await asks[type(query)](query.request)
+            meter.usage = Usage(found.read_tokens, 0, 0)
+        if not isinstance(query, EmbedQuery) or found.n_figures <= MAX_INLINE_FIGURES:
             return self._session.answer(query, found)
         written = await trio.to_thread.run_sync(
             written_embeddings, found, query.encoding, limiter=self.server.parsing, abandon_on_cancel=True

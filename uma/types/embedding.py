@@ -88,6 +88,11 @@ class Embeddings:
         """Figures of all embeddings together."""
         return sum(len(vector) for vector in self.vectors if vector is not None)
 
+    @property
+    def read_tokens(self) -> int:
+        """Tokens of all texts together."""
+        return sum(self.prompt_tokens)
+
 
 @attrs.frozen
 class RerankRequest:
@@ -129,3 +134,8 @@ class Ranking:
     """The best first; of equal scores, the earlier document."""
     prompt_tokens: int
     """Tokens of all pairs of query and document."""
+
+    @property
+    def read_tokens(self) -> int:
+        """Tokens of all pairs."""
+        return self.prompt_tokens
