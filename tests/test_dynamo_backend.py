@@ -22,7 +22,8 @@ from models import BOS, write_encoder, write_model, write_vocabulary
 from uma.bridges.dynamo.model_directory import FILES
 from uma.bridges.dynamo.tokenizer import make_tokenizer
 from uma.contracts.capabilities import capabilities_of
-from uma.contracts.card import checksum, parse_card
+from uma.contracts.card import ModelDeploymentCard, checksum
+from uma.contracts.parse import parse
 from uma.errors import BadRequest, ConfigError, InternalError, ModelError, PromptTooLarge, ShuttingDown
 
 pytestmark = pytest.mark.skipif(
@@ -235,7 +236,7 @@ def test_the_canary_s_probe_is_the_one_that_is_answered(tmp_path: Path) -> None:
 def test_a_worker_registers_with_its_card(tmp_path: Path) -> None:
     async def body(backend: Any) -> None:
         told = json.loads(json.dumps(backend.registered.runtime_data))["uma"]
-        card = parse_card(told["card"])
+        card = parse(told["card"], ModelDeploymentCard)
         assert checksum(card) == told["checksum"]
         assert (card.context_length, card.kv_cache_block_size) == (8_192, 16)
         assert card.runtime_config is not None

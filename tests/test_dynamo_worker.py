@@ -25,7 +25,8 @@ import psutil
 import pytest
 
 from harness import ONE_THREAD, PATIENCE_SEC, Log, clean_environ, uma_command
-from uma.contracts.card import checksum, parse_card
+from uma.contracts.card import ModelDeploymentCard, checksum
+from uma.contracts.parse import parse
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("dynamo") is None and os.environ.get("TEST_DYNAMO") != "required",
@@ -312,7 +313,7 @@ def test_a_worker_tells_its_health_and_load_and_only_the_event_plane_listens_on_
         assert re.fullmatch(rf"v1/mdc/dynamo/{MODEL}/generate/[0-9a-f]+", key)  # as docs/many-machines.md has it
         (told_of_us,) = within(entry, "runtime_data")
         ours = told_of_us["uma"]
-        assert checksum(parse_card(ours["card"])) == ours["checksum"]
+        assert checksum(parse(ours["card"], ModelDeploymentCard)) == ours["checksum"]
         # docs/many-machines.md tells of these three.
         assert sorted(ip for ip in listens if ip != "127.0.0.1") == ["0.0.0.0"] * 3
         assert "127.0.0.1" in listens

@@ -62,7 +62,7 @@ def test_an_engine_that_is_stalled_or_draining_is_not_healthy() -> None:
 async def test_the_built_in_engine_passes_both_forms_of_the_check() -> None:
     async with open_engine(config_for(Path("builtin"))) as engine:
         assert is_healthy(result_of(await engine.health()))
-        done = await answer(engine, request_of(HealthCheckPayload("generation", max_tokens=2), "h", bos=1))
+        done = await answer(engine, request_of(HealthCheckPayload("generation", max_tokens=2), "h"))
     assert done.finished.usage.completion_tokens == 2
 
 

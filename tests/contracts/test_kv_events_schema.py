@@ -22,9 +22,9 @@ from uma.contracts.events import (
     KvEvent,
     SequencedEvent,
 )
-from uma.contracts.parse import to_json
 from uma.contracts.schema import contract_schemas
 from uma.errors import ContractViolation
+from uma.protocol.converter import unstructure
 
 PAGE = (Path(__file__).parents[2] / "docs" / "contracts.md").read_text(encoding="utf-8")
 SCHEMA = jsonschema.Draft202012Validator(contract_schemas()["KVCacheEvent"])
@@ -34,7 +34,7 @@ STORED: dict[str, Any] = {"type": "BlockStored", "block_hashes": [-5, 7], "token
 
 
 def as_read(event: KvEvent) -> Any:
-    return json.loads(json.dumps({"type": event.type, **to_json(event)}))
+    return json.loads(json.dumps({"type": event.type, **unstructure(event)}))
 
 
 # Schemas

@@ -11,7 +11,8 @@ import jsonschema
 import pytest
 from contract_world import server_info
 
-from uma.contracts.card import CardRuntime, canonical_json, card_of, checksum, parse_card, slug_of
+from uma.contracts.card import CardRuntime, ModelDeploymentCard, canonical_json, card_of, checksum, slug_of
+from uma.contracts.parse import parse
 from uma.contracts.schema import contract_schemas
 from uma.errors import BadRequest
 
@@ -30,7 +31,7 @@ def is_valid(card: dict[str, Any]) -> bool:
 
 def test_the_least_card_of_the_text_is_taken_by_schema_and_parser() -> None:
     assert is_valid(LEAST)
-    assert parse_card(LEAST).version == "1.0"
+    assert parse(LEAST, ModelDeploymentCard).version == "1.0"
 
 
 @pytest.mark.parametrize(
@@ -50,14 +51,14 @@ def test_the_least_card_of_the_text_is_taken_by_schema_and_parser() -> None:
 )
 def test_a_violation_names_its_place_and_the_schema_sees_it_too(wrong: dict[str, Any], line: str) -> None:
     with pytest.raises(BadRequest) as refused:
-        parse_card(LEAST | wrong)
+        parse(LEAST | wrong, ModelDeploymentCard)
     assert refused.value.message.startswith(line)
     assert not is_valid(LEAST | wrong)
 
 
 def test_every_violation_is_told_at_once() -> None:
     with pytest.raises(BadRequest) as refused:
-        parse_card({"slug": 1, "model_input": "x", "context_length": -1, "colour": 0})
+        parse({"slug": 1, "model_input": "x", "context_length": -1, "colour": 0}, ModelDeploymentCard)
     places = {line.partition(":")[0] for line in refused.value.message.splitlines()}
     assert places == {"display_name", "slug", "model_input", "model_type", "context_length", "colour"}
 
@@ -76,17 +77,17 @@ def test_a_card_comes_back_from_its_canonical_json() -> None:
     card = card_of(server_info(), runtime=CardRuntime(total_kv_blocks=64, max_num_seqs=8))
     fields = json.loads(canonical_json(card))
     assert is_valid(fields)
-    assert parse_card(fields) == card
+    assert parse(fields, ModelDeploymentCard) == card
 
 
 def test_canonical_json_is_sorted_without_white_space_and_has_the_version() -> None:
-    text = canonical_json(parse_card(dict(reversed(LEAST.items())))).decode()
+    text = canonical_json(parse(dict(reversed(LEAST.items())), ModelDeploymentCard)).decode()
     plain = (
         '{"display_name":"Tiny","model_input":"tokens","model_type":["chat","completions"],'
         '"slug":"tiny","version":"1.0"}'
     )
     assert text == plain
-    assert checksum(parse_card(LEAST)) == "sha256:" + hashlib.sha256(plain.encode()).hexdigest()
+    assert checksum(parse(LEAST, ModelDeploymentCard)) == "sha256:" + hashlib.sha256(plain.encode()).hexdigest()
 
 
 def test_two_machines_of_different_size_have_one_checksum_and_two_models_have_two() -> None:

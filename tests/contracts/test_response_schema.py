@@ -10,16 +10,20 @@ from contract_world import N_VOCAB, last_output
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uma.contracts.parse import parse, to_json
+from uma.contracts.parse import parse
 from uma.contracts.response import BackendOutput, CompletionUsage, OutputChecker, problems_of
 from uma.contracts.schema import contract_schemas
 from uma.errors import BadRequest, ContractViolation
+from uma.protocol.converter import unstructure
 
 SCHEMA = jsonschema.Draft202012Validator(contract_schemas()["BackendOutput"])
 
 
 def parse_output(value: Any) -> BackendOutput:
-    return parse(value, BackendOutput, problems_of)
+    output = parse(value, BackendOutput)
+    if wrong := list(problems_of(output)):
+        raise BadRequest(*wrong)
+    return output
 
 
 def usage(prompt: int, completion: int) -> CompletionUsage:
@@ -121,6 +125,6 @@ def test_any_true_answer_passes_and_comes_back_from_json(parts: list[list[int]],
     outputs.append(end(reason, count))
     checked(*outputs)
     for output in outputs:
-        fields = {"token_ids": list(output.token_ids), **to_json(output)}
+        fields = {"token_ids": list(output.token_ids), **unstructure(output)}
         assert SCHEMA.is_valid({**fields, "token_ids": list(output.token_ids)})
         assert parse_output(fields | {"token_ids": list(output.token_ids)}) == output

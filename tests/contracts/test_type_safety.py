@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uma.contracts.parse import parse, to_json
+from uma.contracts.parse import parse
 from uma.contracts.schema import CONTRACTS, contract_schemas
 from uma.errors import BadRequest
+from uma.protocol.converter import unstructure
 from uma.protocol.schema import DIALECT
 
 ANYTHING = st.recursive(
@@ -67,4 +68,4 @@ def test_true_is_no_number_and_a_number_no_string() -> None:
 
 def test_an_instance_comes_back_from_its_json() -> None:
     stats = CONTRACTS["WorkerStats"](3, 8, 1)
-    assert parse(to_json(stats), CONTRACTS["WorkerStats"]) == stats
+    assert parse(unstructure(stats), CONTRACTS["WorkerStats"]) == stats

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated, Literal
 
 import attrs
@@ -51,13 +50,3 @@ def model_types_of(capabilities: Capabilities) -> tuple[ModelType, ...]:
     if capabilities.embeddings:
         kinds.append("embedding")
     return tuple(kinds)
-
-
-def disagreements(model_types: tuple[ModelType, ...], capabilities: BackendCapabilities) -> Iterator[str]:
-    """Where a backend's model types ask for what its capabilities deny, as lines."""
-    if "chat" in model_types and not capabilities.supports_streaming:
-        yield "capabilities.supports_streaming: false, but model_type has chat, which must support streaming"
-    if "embedding" in model_types and not capabilities.supports_embeddings:
-        yield "capabilities.supports_embeddings: false, but model_type has embedding"
-    if capabilities.supports_tool_calls and "chat" not in model_types:
-        yield "capabilities.supports_tool_calls: true, but model_type has no chat to call tools in"

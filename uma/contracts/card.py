@@ -9,20 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import attrs
 
 from uma.constraints import Length, Pattern, Range
-from uma.contracts.capabilities import (
-    BackendCapabilities,
-    ModelType,
-    capabilities_of,
-    disagreements,
-    model_types_of,
-)
-from uma.contracts.parse import parse, to_json
+from uma.contracts.capabilities import BackendCapabilities, ModelType, capabilities_of, model_types_of
+from uma.protocol.converter import unstructure
 from uma.types import ServerInfo
 
 CARD_VERSION: Literal["1.0"] = "1.0"
@@ -86,24 +79,12 @@ def card_of(
     )
 
 
-def parse_card(value: Any) -> ModelDeploymentCard:
-    """A peer's card. Raises `BadRequest` with a line, and a path, for each violation."""
-    return parse(value, ModelDeploymentCard, _problems)
-
-
-def _problems(card: ModelDeploymentCard) -> Iterator[str]:
-    if len(set(card.model_type)) < len(card.model_type):
-        yield "model_type: names a type twice"
-    if card.capabilities is not None:
-        yield from disagreements(card.model_type, card.capabilities)
-
-
 def canonical_json(card: ModelDeploymentCard) -> bytes:
     """The card by RFC 8785 (JSON Canonicalization Scheme): UTF-8, keys sorted, no white space, defaults left out.
 
     A card holds strings, whole numbers and booleans only, so no two machines write it differently.
     """
-    fields = {"version": card.version, **to_json(card)}
+    fields = {"version": card.version, **unstructure(card)}
     return json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 

@@ -52,11 +52,11 @@ def result_of(health: Health) -> HealthCheckResult:
     return HealthCheckResult(is_ok, health.latency_ms, health.tokens_generated, error)
 
 
-def request_of(payload: HealthCheckPayload, id: str, bos: int) -> Request:
-    """The request that a generation check makes: first of all lanes, a token or a few, from `bos` if it names none."""
+def request_of(payload: HealthCheckPayload, id: str) -> Request:
+    """The request that a generation check makes: first of all lanes, a token or a few, from any where it names none."""
     return Request(
         id=id,
-        token_ids=payload.token_ids or (max(bos, 0),),
+        token_ids=payload.token_ids or (0,),
         sampling=SamplingParams(max_tokens=payload.max_tokens, temperature=payload.temperature, ignore_eos=True),
         priority=1,
     )

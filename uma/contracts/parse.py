@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, TypeVar
 
 from uma.constraints import MAX_LINES, show
 from uma.errors import BadRequest
-from uma.protocol.converter import cut, structure, unknown_fields, unstructure
+from uma.protocol.converter import cut, structure, unknown_fields
 from uma.wrong import Wrong
 
 T = TypeVar("T")
@@ -17,14 +17,11 @@ Rule = Callable[[T], Iterable[str]]
 """What spans several fields of a contract, as lines that begin with a field's path; empty where all is well."""
 
 
-def parse(
-    value: Any, cls: type[T], rules: Rule[T] | None = None, *, strict: bool = True, rules_take_absence: bool = False
-) -> T:
+def parse(value: Any, cls: type[T], rules: Rule[T] | None = None, *, strict: bool = True) -> T:
     """`value` as a `cls`. Raises `BadRequest` with a line for each wrong field, each with its path.
 
-    `strict` refuses fields that the contract does not have; otherwise they are ignored (`ignored_fields` names them).
-    `rules` are asked only where the fields themselves are right. `rules_take_absence` says that no rule minds that an
-    optional field is absent: then they are also asked of a value without its wrong fields, unless one is required.
+    `strict` refuses fields that the contract does not have; otherwise they are ignored. No rule must mind that an
+    optional field is absent: `rules` are also asked of a value without its wrong fields, unless one is required.
     """
     if not isinstance(value, Mapping):
         raise BadRequest.at(cls.__name__, f"expected an object, not {show(value)}")
@@ -32,7 +29,7 @@ def parse(
     try:
         made = structure(dict(value), cls, more)
     except BadRequest as error:
-        if rules is None or not rules_take_absence:
+        if rules is None:
             raise
         besides = _broken_besides(error.lines, value, cls, rules)
         raise BadRequest(*cut([*error.lines, *besides], "wrong")) from None
@@ -62,20 +59,5 @@ def _less(value: Mapping[str, Any], path: list[str]) -> Mapping[str, Any]:
     return {member: kept for member, kept in value.items() if member != name}
 
 
-def ignored_fields(value: Mapping[str, Any], cls: type) -> tuple[str, ...]:
-    """The paths of the fields of `value`, which `parse` has taken, that `cls` does not have."""
-    return tuple(unknown_fields(dict(value), cls))
-
-
-def to_json(instance: Any) -> dict[str, Any]:
-    """A contract's instance as what JSON carries, fields that hold their default left out."""
-    return unstructure(instance)
-
-
 def _unknown(value: Mapping[str, Any], cls: type) -> Iterator[str]:
     return (f"{path}: is not a field of {cls.__name__}" for path in unknown_fields(dict(value), cls))
-
-
-def lines(*groups: Iterable[str]) -> Iterator[str]:
-    """Several rules' lines, one after the other."""
-    return chain.from_iterable(groups)

@@ -6,12 +6,13 @@ The fields are those of Dynamo 1.6 that a backend must mind or refuse. None stan
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Annotated, Any
 
 import attrs
 
 from uma.constraints import Json, Length, Range, Text
-from uma.contracts.parse import Rule, lines, parse
+from uma.contracts.parse import Rule, parse
 
 HEALTH_CHECK_KEY = "_HEALTH_CHECK"
 """The key that marks a frontend's health probe."""
@@ -149,9 +150,9 @@ def parse_request(
         value = {name: member for name, member in value.items() if name != HEALTH_CHECK_KEY}
 
     def rules(request: PreprocessedRequest) -> Iterator[str]:
-        return lines(_problems(request, n_vocab, max_stop_sequences), () if also is None else also(request))
+        return chain(_problems(request, n_vocab, max_stop_sequences), () if also is None else also(request))
 
-    return parse(value, PreprocessedRequest, rules, strict=strict, rules_take_absence=True)
+    return parse(value, PreprocessedRequest, rules, strict=strict)
 
 
 def is_health_check(value: Mapping[str, Any]) -> bool:

@@ -50,7 +50,7 @@ async def _result(gateway: Gateway, http: Exchange, payload: HealthCheckPayload)
             # The engine's own probe, which goes before all requests, and is one for all that ask at once.
             return result_of(await gateway.source.health())
         if payload.type == "generation":
-            finished = await gateway.finish(http, request_of(payload, http.id, 0))
+            finished = await gateway.finish(http, request_of(payload, http.id))
             return HealthCheckResult(True, 0, finished.usage.completion_tokens)
         request = EmbedRequest(http.id, token_ids=(payload.token_ids or (0,),), priority=1)
         await gateway.compute(http, request, gateway.source.embed)

@@ -9,7 +9,6 @@ from typing import Any, Literal
 import attrs
 
 from uma.bridges.pieces import TokenFollower
-from uma.contracts.parse import ignored_fields, to_json
 from uma.contracts.request import (
     GuidedDecoding,
     PreprocessedRequest,
@@ -25,6 +24,7 @@ from uma.contracts.response import (
     TopLogprob,
 )
 from uma.errors import BadRequest
+from uma.protocol.converter import unknown_fields, unstructure
 from uma.types import MAX_SEED, Finished, Grammar, Logprobs, Prompt, Request, SamplingParams, ServerInfo, Slo, Token
 from uma.wrong import Wrong, renamed
 
@@ -88,7 +88,8 @@ def asked(fields: Mapping[str, Any], info: ServerInfo, id: str, bos: int | None)
         priority=_lane(wanted),
         slo=_slo(wanted),
     )
-    return MappedRequest(request, len(wanted.token_ids), int(adds), ignored_fields(fields, PreprocessedRequest))
+    ignored = tuple(unknown_fields(dict(fields), PreprocessedRequest))
+    return MappedRequest(request, len(wanted.token_ids), int(adds), ignored)
 
 
 def end_of_what_is_left(fields: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -336,7 +337,7 @@ def _top(found: Logprobs) -> tuple[TopLogprob, ...]:
 
 def chunk_of(output: BackendOutput) -> dict[str, Any]:
     """A checked output as the chunk that Dynamo takes."""
-    chunk = {"index": 0, **to_json(output), "token_ids": list(output.token_ids)}
+    chunk = {"index": 0, **unstructure(output), "token_ids": list(output.token_ids)}
     for name in ("tokens", "log_probs"):
         if name in chunk:
             chunk[name] = list(chunk[name])

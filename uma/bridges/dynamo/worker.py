@@ -44,7 +44,6 @@ from uma.contracts.load import (
     is_due,
     report_of,
 )
-from uma.contracts.parse import to_json
 from uma.engine import Engine
 from uma.errors import (
     BadRequest,
@@ -59,6 +58,7 @@ from uma.errors import (
 from uma.llama.model import Model
 from uma.models.catalog import resolve
 from uma.net.logfmt import log
+from uma.protocol.converter import unstructure
 from uma.wrong import renamed
 
 MAX_DRAIN_SEC = 20.0
@@ -215,7 +215,7 @@ class UmaBackend(LLMEngine):  # type: ignore[misc]
         return EngineConfig(
             model=self._card.directory,
             served_model_name=self._name,
-            runtime_data={"uma": {"server": info.server, "card": to_json(card), "checksum": checksum(card)}},
+            runtime_data={"uma": {"server": info.server, "card": unstructure(card), "checksum": checksum(card)}},
             llm=LlmRegistration(
                 context_length=self._card.context_length,
                 kv_cache_block_size=size,
