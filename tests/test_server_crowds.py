@@ -23,8 +23,8 @@ from uma.engine.intake.overload import full_queue_retry_ms
 from uma.net.inline import PLAIN_BYTES, is_quick
 from uma.net.throttle import LINES_OF_ONE, LINES_OF_ONE_PER_SEC
 from uma.protocol.session import Parsed, ServerSession
+from uma.server.connection import MAX_SESSION_REQUESTS
 from uma.server.json_connection import MAX_QUERIES
-from uma.server.server import MAX_SESSION_REQUESTS
 from uma.types import Health
 
 LARGE = {"type": "tokenize", "id": "large", "prompt": "x" * PLAIN_BYTES}

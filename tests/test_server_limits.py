@@ -13,8 +13,8 @@ import pytest
 
 from harness import BULKY, EXACT, HELLO, Serve, ServerProcess, ask, running_server, short_directory, until
 from uma.engine.intake.overload import full_queue_retry_ms
+from uma.server.connection import MAX_SESSION_REQUESTS
 from uma.server.json_connection import MAX_STARTING
-from uma.server.server import MAX_SESSION_REQUESTS
 
 
 def codes(events: list[dict[str, Any]]) -> list[str]:

@@ -30,7 +30,7 @@ def main(options: argparse.Namespace) -> int:
         raise ConfigError(f"engine-zmq needs {error.name}: pip install '.[zmq]'") from None
     from uma.engine import Engine  # noqa: PLC0415  (slow to import, as all below)
     from uma.server import run_server  # noqa: PLC0415
-    from uma.server.server import MAX_SESSION_REQUESTS  # noqa: PLC0415
+    from uma.server.connection import MAX_SESSION_REQUESTS  # noqa: PLC0415
 
     longest = OVERSIZE_FACTOR * config.frame_bytes(takes_media=True)
     socket = RouterSocket(options.bind, longest, stall_timeout_sec=config.tx_timeout_sec)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import socket
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
 import attrs
@@ -18,7 +19,7 @@ import trio
 
 from uma import posix
 from uma.config import RuntimeConfig
-from uma.errors import BadRequest, IdleTimeout, Overloaded, UmaError, UnknownModel
+from uma.errors import BadRequest, IdleTimeout, Overloaded, UmaError, UnknownModel, VersionMismatch
 from uma.models.names import meant, without_adapter
 from uma.net.arrivals import arrivals
 from uma.net.client import CLIENT, ORIGIN, OWNER, USER, origin
@@ -39,6 +40,7 @@ from uma.types import (
     EventStream,
     Finished,
     Health,
+    LoadProgress,
     Models,
     Request,
     RerankRequest,
@@ -57,6 +59,13 @@ read why."""
 HANG_UP_CHECK_SEC = 0.5
 """After a client has closed its sending half its socket is readable for ever, so a hang-up has to be looked for."""
 
+
+MAX_PARSING = 2
+"""Maximum threads that parse large frames: they share one interpreter lock, so more would only wait for each other."""
+
+
+MAX_SESSION_REQUESTS = 256
+"""Maximum requests of one session, running and waiting: a quarter of what waits by default, the rest is for others."""
 
 TELL_SEC = 1.0
 """Between two words to a session that waits for the model. Clients give up after some ten seconds of silence."""
@@ -81,44 +90,97 @@ class ServedEngine(Source, Protocol):
         """Snapshot of `metrics`, at once."""
 
 
-class ConnectionHost(Protocol):
-    """The `Server` as its connections know it."""
+class ConnectionHost:
+    """What the connections of one server share: its engine once there is one, its bounds and its figures."""
 
-    config: RuntimeConfig
-    is_child: bool
-    """Whether it has one model of several, and its only session is the supervisor's."""
-    max_session_requests: int
-    parsing: trio.CapacityLimiter
-    files: OwnFiles
-    failures: Throttle
-    users: Users
-    unread: Unread
+    def __init__(self, engine: ServedEngine | LoadProgress, config: RuntimeConfig) -> None:
+        self._progress = engine if isinstance(engine, LoadProgress) else None
+        self._engine = None if isinstance(engine, LoadProgress) else engine
+        self.config = config
+        self.is_child = False
+        """Whether it has one model of several, and its only session is the supervisor's."""
+        self.max_session_requests = MAX_SESSION_REQUESTS
+        self.sessions_total = 0
+        """Sessions accepted since the start, refused ones not included."""
+        self.sessions_refused_total = 0
+        self.requests_refused_total = 0
+        """Requests that never reached the engine: no message, a busy session, a running id, too many of a session."""
+        self.requests_queue_full_total = 0
+        """Requests of them that were refused for overload."""
+        self.parsing = trio.CapacityLimiter(MAX_PARSING)
+        """Limiter of threads that parse large frames. A session has one at a time, so sessions take turns."""
+        self.files = OwnFiles()
+        self.users = Users.load(config.socket_users)
+        self.unread = Unread()
+        """Embeddings and rankings that wait to be read."""
+        self.failures = Throttle()
+        """Throttle of log lines that clients can bring about at no cost of their own."""
+        self._connections: set[Connection] = set()
+        self._loaded = trio.Event()
+        if self._engine is not None:
+            self._loaded.set()
+        self._turns: dict[trio.Event, None] = {}
+        """Turns of sessions that wait for the model, in the order in which they began to."""
+        self._began_sec = time.monotonic()
 
     @property
     def engine(self) -> ServedEngine:
-        """The engine. There is none before `is_ready`."""
+        """The engine. There is none before `be_ready`."""
+        assert self._engine is not None
+        return self._engine
 
     @property
     def is_ready(self) -> bool:
         """Whether the model is loaded. Until then nothing but `health` can be answered."""
+        return self._loaded.is_set()
 
     @property
     def loading_percent(self) -> int:
         """How much of the model is loaded."""
+        return 100 if self._progress is None else self._progress.percent
 
-    def queued(self) -> AbstractContextManager[trio.Event]:
+    @contextmanager
+    def queued(self) -> Iterator[trio.Event]:
         """A place among the sessions that wait for the model. The event is set once it is loaded and those that began
         to wait before have had their turn.
         """
+        turn = trio.Event()
+        self._turns[turn] = None
+        if self.is_ready:
+            turn.set()
+        try:
+            yield turn
+        finally:
+            del self._turns[turn]
 
     async def health(self, *, probe: bool) -> Health:
         """The engine's health; before there is one, how far its model is loaded."""
+        if self._progress is not None:
+            return Health("loading", 0.0, 0, self._progress.percent)
+        return await self.engine.health(probe=probe)
 
     async def metrics(self) -> Mapping[str, Any]:
-        """The engine's snapshot with the server's own figures."""
+        """The engine's snapshot with the server's own figures. Never waits for compute.
+
+        What was refused here is counted with what the engine refused: a client knows no difference.
+        """
+        snapshot = await self.engine.metrics()
+        return {
+            **snapshot,
+            "requests_total": snapshot["requests_total"] + self.requests_refused_total,
+            "requests_rejected": snapshot["requests_rejected"] + self.requests_refused_total,
+            "requests_overloaded": snapshot["requests_overloaded"] + self.requests_queue_full_total,
+            "uptime_sec": round(time.monotonic() - self._began_sec, 3),
+            "active_sessions": len(self._connections),
+            "sessions_total": self.sessions_total,
+            "sessions_refused_total": self.sessions_refused_total,
+        }
 
     def note_refused(self, code: str) -> None:
-        """Count a request that a session refused with the error `code`."""
+        """Count a request that a session refused with the error `code`. A hello is none."""
+        if code != VersionMismatch.code:
+            self.requests_refused_total += 1
+            self.requests_queue_full_total += code == Overloaded.code
 
 
 @attrs.define(eq=False)
