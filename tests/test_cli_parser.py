@@ -16,6 +16,7 @@ from uma.cli.parser import COMMANDS, GROUPS, CommandParser, build_parser
 from uma.config import SERVER_ONLY, Setting, settings
 from uma.errors import ConfigError
 from uma.http.address import Address
+from uma.net.client import is_loopback
 from uma.types import SAMPLER_FIELDS, SamplingParams
 
 ANSWER_FIELDS = {"grammar", "logprobs", "prompt_logprobs", "echo", "logit_bias", "n", "best_of"}
@@ -186,7 +187,7 @@ def test_values_reach_the_configuration_and_the_sampling() -> None:
 )
 def test_http_listens_on_loopback_unless_another_address_is_given(given: list[str], host: str, port: int) -> None:
     address = Address.parse(load_settings(build_parser().parse_args(["run", *given])).config.http)
-    assert (address.host, address.port, address.is_loopback) == (host, port, host != "0.0.0.0")
+    assert (address.host, address.port, is_loopback(address.host)) == (host, port, host != "0.0.0.0")
 
 
 @pytest.mark.parametrize("name", ["chat", "generate"])

@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 
 from uma import json_text
+from uma.cli.options import add_flag, add_option
 from uma.errors import ConfigError
 from uma.types import MAX_ANSWERS, MAX_LOGPROBS, Grammar, SamplingParams
 
@@ -21,46 +22,23 @@ def add_answer(parser: argparse.ArgumentParser) -> None:
     """Give `parser` the options."""
     group = parser.add_argument_group("form of the answer")
     form = group.add_mutually_exclusive_group()
-    form.add_argument(
-        "--json-schema",
-        metavar="FILE",
-        help="the answer is JSON that fits the schema in this file, or written out here (default: any text)",
-    )
-    form.add_argument("--json-object", action="store_true", help="the answer is a JSON object")
-    form.add_argument("--regex", metavar="TEXT", help="the whole answer matches this expression (default: any text)")
-    form.add_argument(
-        "--choice",
-        metavar="TEXT",
-        action="append",
-        help="the answer is one of the texts given so; at least two make sense (default: any text)",
-    )
-    form.add_argument("--lark", metavar="FILE", type=Path, help="the answer follows this Lark grammar (default: none)")
-    form.add_argument("--gbnf", metavar="FILE", type=Path, help="the answer follows this GBNF grammar (default: none)")
-    group.add_argument(
-        "--logprobs",
-        metavar="N",
-        type=int,
-        help="tell each token's log probability on standard error, or with --json in the events, and those of so many "
-        f"likeliest (0 to {MAX_LOGPROBS}; default: none)",
-    )
-    group.add_argument(
-        "--prompt-logprobs",
-        metavar="N",
-        type=int,
-        help=f"the same of the prompt's tokens, which are all computed for it (0 to {MAX_LOGPROBS}; default: none)",
-    )
-    group.add_argument("--echo", action="store_true", help="write the prompt before the answer")
-    group.add_argument("-n", "--n", metavar="N", type=int, help=f"so many answers (1 to {MAX_ANSWERS}; default: 1)")
-    group.add_argument(
-        "--best-of", metavar="N", type=int, help="draw so many answers and give the -n likeliest (default: as -n)"
-    )
-    group.add_argument(
-        "--logit-bias",
-        metavar="TOKEN=X",
-        type=_bias,
-        action="append",
-        help="make a token likelier or less likely; its id, or a text for all of its tokens (-100 to 100; default: 0)",
-    )
+    schema = "the answer is JSON that fits the schema in this file, or written out here"
+    add_option(form, "--json-schema", "FILE", schema, "any text")
+    add_flag(form, "--json-object", "the answer is a JSON object")
+    add_option(form, "--regex", "TEXT", "the whole answer matches this expression", "any text")
+    choice = "the answer is one of the texts given so; at least two make sense"
+    add_option(form, "--choice", "TEXT", choice, "any text", action="append")
+    add_option(form, "--lark", "FILE", "the answer follows this Lark grammar", type=Path)
+    add_option(form, "--gbnf", "FILE", "the answer follows this GBNF grammar", type=Path)
+    told = "tell each token's log probability on standard error, or with --json in the events, and those of so many "
+    add_option(group, "--logprobs", "N", f"{told}likeliest", "none", f"0 to {MAX_LOGPROBS}", type=int)
+    same = "the same of the prompt's tokens, which are all computed for it"
+    add_option(group, "--prompt-logprobs", "N", same, "none", f"0 to {MAX_LOGPROBS}", type=int)
+    add_flag(group, "--echo", "write the prompt before the answer")
+    add_option(group, "-n --n", "N", "so many answers", "1", f"1 to {MAX_ANSWERS}", type=int)
+    add_option(group, "--best-of", "N", "draw so many answers and give the -n likeliest", "as -n", type=int)
+    bias = "make a token likelier or less likely; its id, or a text for all of its tokens"
+    add_option(group, "--logit-bias", "TOKEN=X", bias, "0", "-100 to 100", type=_bias, action="append")
 
 
 def with_answer(sampling: SamplingParams, options: argparse.Namespace) -> SamplingParams:

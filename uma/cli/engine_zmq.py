@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ipaddress
 from functools import partial
 from urllib.parse import urlsplit
 
@@ -15,6 +14,7 @@ from uma.cli.sanitize import sanitize_line
 from uma.cli.source import shown_progress
 from uma.config import Loaded, RuntimeConfig
 from uma.errors import ConfigError
+from uma.net.client import is_loopback
 from uma.types import ServerInfo, Source
 
 
@@ -58,11 +58,7 @@ def check_endpoint(endpoint: str, *, is_insecure: bool) -> None:
     if scheme != "tcp" or is_insecure:
         return
     host = urlsplit(endpoint).hostname or ""
-    try:
-        is_local = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        is_local = host in ("localhost", "lo")
-    if not is_local:
+    if host != "lo" and not is_loopback(host):
         raise ConfigError(
             f"--bind: {endpoint} can be reached from other machines, and there is no authentication; "
             "--insecure allows it"

@@ -83,6 +83,27 @@ SAMPLING_HELP: Mapping[str, tuple[str, str]] = types.MappingProxyType(
 """Help and unit of each field of `SamplingParams` that is an option and no setting."""
 
 
+def add_flag(parser: argparse._ActionsContainer, name: str, text: str, default: str = "off") -> None:
+    """Give `parser` an option without a value; `default` is what its help says of leaving it out, but for `off`."""
+    parser.add_argument(name, action="store_true", help=text if default == "off" else f"{text} (default: {default})")
+
+
+def add_option(
+    parser: argparse._ActionsContainer,
+    names: str,
+    metavar: str | tuple[str, ...] | None,
+    text: str,
+    default: str = "none",
+    unit: str = "",
+    *,
+    value: Any = None,
+    **how: Any,
+) -> None:
+    """Give `parser` an option with a value, which without it is `value`; its help says `text`, `unit` and `default`."""
+    notes = "; ".join(filter(None, [unit, f"default: {default}"]))
+    parser.add_argument(*names.split(), metavar=metavar, default=value, help=f"{text} ({notes})", **how)
+
+
 def add_settings(parser: argparse.ArgumentParser, *, leave_out: frozenset[str] = frozenset()) -> None:
     """Give `parser` an option for each setting, and `--config`."""
     group = parser.add_argument_group(

@@ -19,7 +19,16 @@ import attrs
 from uma.cli import say
 from uma.cli.agents import AGENTS
 from uma.cli.answer_options import add_answer
-from uma.cli.options import DYNAMO_PLANES, GATEWAY, SAMPLING, add_sampling, add_settings, plane_variable
+from uma.cli.options import (
+    DYNAMO_PLANES,
+    GATEWAY,
+    SAMPLING,
+    add_flag,
+    add_option,
+    add_sampling,
+    add_settings,
+    plane_variable,
+)
 from uma.cli.sanitize import sanitize
 from uma.cli.table import wrapped
 from uma.config import SERVER_ONLY, nearest, settings
@@ -219,21 +228,13 @@ class _HelpAll(argparse.Action):
         parser.exit()
 
 
-def _flag(parser: argparse._ActionsContainer, name: str, text: str, default: str = "off") -> None:
-    parser.add_argument(name, action="store_true", help=text if default == "off" else f"{text} (default: {default})")
-
-
 def _add_socket(parser: argparse.ArgumentParser) -> None:
     add_settings(parser, leave_out=frozenset(settings()) - {"socket"})
 
 
 def _add_url(parser: argparse.ArgumentParser, default: str) -> None:
-    parser.add_argument(
-        "--url", metavar="URL", help=f"a server's HTTP, such as http://127.0.0.1:8080 (default: {default})"
-    )
-    parser.add_argument(
-        "--key-file", metavar="FILE", type=Path, help="with --url: a file that holds the API key (default: no key)"
-    )
+    add_option(parser, "--url", "URL", "a server's HTTP, such as http://127.0.0.1:8080", default)
+    add_option(parser, "--key-file", "FILE", "with --url: a file that holds the API key", "no key", type=Path)
 
 
 def _describe_run(parser: argparse.ArgumentParser) -> None:
@@ -244,12 +245,12 @@ def _describe_run(parser: argparse.ArgumentParser) -> None:
 
 def _describe_chat(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("positional_models", nargs="?", type=lambda name: [name], metavar="MODEL", help="as --model")
-    parser.add_argument("--system", metavar="TEXT", help="instructions for the model, as /system (default: none)")
-    parser.add_argument("--load", metavar="FILE", help="go on with a chat that /save wrote (default: a new one)")
-    parser.add_argument("--save", metavar="FILE", help="write the chat here at its end (default: nowhere)")
-    _flag(parser, "--keep-going", "drop the oldest turns once it is full", "ask")
-    _flag(parser, "--compact", "have the model summarise them instead", "ask")
-    _flag(parser, "--no-history", "keep no questions for the arrow keys of later chats", "kept")
+    add_option(parser, "--system", "TEXT", "instructions for the model, as /system")
+    add_option(parser, "--load", "FILE", "go on with a chat that /save wrote", "a new one")
+    add_option(parser, "--save", "FILE", "write the chat here at its end", "nowhere")
+    add_flag(parser, "--keep-going", "drop the oldest turns once it is full", "ask")
+    add_flag(parser, "--compact", "have the model summarise them instead", "ask")
+    add_flag(parser, "--no-history", "keep no questions for the arrow keys of later chats", "kept")
     _add_source(parser, samples=True)
 
 
@@ -257,18 +258,12 @@ def _describe_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "prompt", nargs="*", metavar="PROMPT", help="the prompt; several words are joined, and - is standard input"
     )
-    _flag(parser, "--raw", "continue the prompt literally, without a chat template")
-    parser.add_argument("--system", metavar="TEXT", help="instructions, ahead of the prompt (default: none)")
-    parser.add_argument(
-        "--image",
-        metavar="FILE",
-        type=Path,
-        action="append",
-        default=[],
-        help="a picture that the prompt is about; several times for several (default: none)",
-    )
-    _flag(parser, "--json", "the protocol's events as JSON lines instead of text")
-    _flag(parser, "--stats", "tell time to first token, speed, prompt and cached tokens on standard error")
+    add_flag(parser, "--raw", "continue the prompt literally, without a chat template")
+    add_option(parser, "--system", "TEXT", "instructions, ahead of the prompt")
+    about = "a picture that the prompt is about; several times for several"
+    add_option(parser, "--image", "FILE", about, type=Path, action="append", value=[])
+    add_flag(parser, "--json", "the protocol's events as JSON lines instead of text")
+    add_flag(parser, "--stats", "tell time to first token, speed, prompt and cached tokens on standard error")
     _add_priority(parser)
     add_answer(parser)
     _add_source(parser, samples=True)
@@ -276,23 +271,17 @@ def _describe_generate(parser: argparse.ArgumentParser) -> None:
 
 def _describe_embed(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("texts", nargs="*", metavar="TEXT", help="a text; without any, each line of input is one")
-    parser.add_argument(
-        "--file", metavar="FILE", type=Path, help="read the texts from here, a line each (default: standard input)"
-    )
-    parser.add_argument(
-        "--dimensions",
-        metavar="N",
-        type=_positive,
-        help="keep the first figures of each embedding, normalised again (1 or more; default: all)",
-    )
+    add_option(parser, "--file", "FILE", "read the texts from here, a line each", "standard input", type=Path)
+    kept = "keep the first figures of each embedding, normalised again"
+    add_option(parser, "--dimensions", "N", kept, "all", "1 or more", type=_positive)
     parser.add_argument(
         "--normalize",
         action=argparse.BooleanOptionalAction,
         default=True,
         help="scale each embedding to length 1 (default: on)",
     )
-    _flag(parser, "--base64", "32-bit floats, little-endian, in base64 instead of a JSON list")
-    _flag(
+    add_flag(parser, "--base64", "32-bit floats, little-endian, in base64 instead of a JSON list")
+    add_flag(
         parser,
         "--fail-on-empty",
         "fail where a text has no token, such as an empty line, instead of writing null for it",
@@ -311,16 +300,10 @@ def _describe_decide(parser: argparse.ArgumentParser) -> None:
         ("--score", "QUESTION=1..5", "score", "a question with levels, least first; 1..5, or low,high"),
     )
     for name, metavar, kind, what in kinds:
-        parser.add_argument(
-            name,
-            metavar=metavar,
-            dest="questions",
-            action="append",
-            type=partial(_question, kind),
-            help=f"{what}; can be given several times (default: none)",
-        )
-    _flag(parser, "--table", "a row for each text instead of JSON: the likeliest answers, and how likely they are")
-    _flag(parser, "--reproducible", "the same probabilities to the last bit, whatever else runs")
+        text, read = f"{what}; can be given several times", partial(_question, kind)
+        add_option(parser, name, metavar, text, dest="questions", action="append", type=read)
+    add_flag(parser, "--table", "a row for each text instead of JSON: the likeliest answers, and how likely they are")
+    add_flag(parser, "--reproducible", "the same probabilities to the last bit, whatever else runs")
     _add_priority(parser)
     _add_source(parser)
 
@@ -346,31 +329,20 @@ def _question(kind: QuestionKind, text: str) -> DecisionQuestion:
 
 def _describe_batch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("input", metavar="INPUT", help="file of rows, also compressed by gzip; - is standard input")
-    parser.add_argument(
-        "-o",
-        "--output",
-        metavar="OUT",
-        type=Path,
-        required=True,
-        help="file of results, a line for each row (default: none; name one)",
-    )
-    parser.add_argument(
-        "--template", metavar="TEXT", help="make each prompt of a row's columns: 'Summarise: {text}' (default: none)"
-    )
-    _flag(parser, "--csv", "the input is CSV with a line of names", "where it is called so")
-    parser.add_argument("--system", metavar="TEXT", help="instructions, ahead of plain rows' prompts (default: none)")
-    parser.add_argument(
-        "--schema",
-        metavar="FILE",
-        help="plain rows' answers are JSON that fits the schema in this file, or written out here (default: any text)",
-    )
-    _flag(parser, "--raw", "continue prompts literally, without a chat template")
-    _flag(parser, "--any-model", "take rows that name another model than the loaded one")
-    _flag(parser, "--unordered", "write results as they end", "in the order of the rows")
+    out = "file of results, a line for each row"
+    add_option(parser, "-o --output", "OUT", out, "none; name one", type=Path, required=True)
+    add_option(parser, "--template", "TEXT", "make each prompt of a row's columns: 'Summarise: {text}'")
+    add_flag(parser, "--csv", "the input is CSV with a line of names", "where it is called so")
+    add_option(parser, "--system", "TEXT", "instructions, ahead of plain rows' prompts")
+    schema = "plain rows' answers are JSON that fits the schema in this file, or written out here"
+    add_option(parser, "--schema", "FILE", schema, "any text")
+    add_flag(parser, "--raw", "continue prompts literally, without a chat template")
+    add_flag(parser, "--any-model", "take rows that name another model than the loaded one")
+    add_flag(parser, "--unordered", "write results as they end", "in the order of the rows")
     again = parser.add_mutually_exclusive_group()
-    _flag(again, "--restart", "drop the results there are, begin anew")
-    _flag(again, "--only-failed", "keep the good results there are, and run all other rows again")
-    _flag(parser, "--json", "tell the progress in JSON lines on standard output")
+    add_flag(again, "--restart", "drop the results there are, begin anew")
+    add_flag(again, "--only-failed", "keep the good results there are, and run all other rows again")
+    add_flag(parser, "--json", "tell the progress in JSON lines on standard output")
     _add_priority(parser, "background")
     _add_source(parser, samples=True)
 
@@ -382,24 +354,20 @@ def _positive(text: str) -> int:
 
 
 def _add_priority(parser: argparse.ArgumentParser, default: str = "normal") -> None:
-    parser.add_argument(
-        "--priority",
-        choices=("background", "normal", "interactive"),
-        default=default,
-        help=f"scheduling lane on a busy server (default: {default})",
-    )
+    lanes = ("background", "normal", "interactive")
+    add_option(parser, "--priority", None, "scheduling lane on a busy server", default, choices=lanes, value=default)
 
 
 def _add_source(parser: argparse.ArgumentParser, *, samples: bool = False) -> None:
     """Options of commands that a server answers, or a model in this process."""
-    _flag(parser, "--local", "load the model in this process even where a server listens")
+    add_flag(parser, "--local", "load the model in this process even where a server listens")
     if samples:
         add_sampling(parser)
     add_settings(parser, leave_out=SERVER_ONLY | SAMPLING)
 
 
 def _describe_ps(parser: argparse.ArgumentParser) -> None:
-    _flag(parser, "--json", "a JSON list instead of a table")
+    add_flag(parser, "--json", "a JSON list instead of a table")
     _add_socket(parser)
 
 
@@ -407,42 +375,31 @@ def _describe_explain(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "id", nargs="?", default="", metavar="REQUEST_ID", help="the request's id (default: your newest request)"
     )
-    _flag(parser, "--json", "a JSON object instead of sentences")
+    add_flag(parser, "--json", "a JSON object instead of sentences")
     _add_socket(parser)
 
 
 def _describe_history(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("number", nargs="?", type=_positive, metavar="NR", help="one request, whole (default: a list)")
-    what.add_argument(
-        "--diff",
-        nargs=2,
-        type=int,
-        metavar=("NR", "NR"),
-        help="where the second's prompt parts from the first, which is where its cache ended (default: none)",
-    )
-    _flag(what, "--follow", "go on with those that come")
-    what.add_argument("--export", metavar="FILE", help="all as rows for uma batch; - is stdout (default: none)")
-    parser.add_argument("--search", metavar="TEXT", default="", help="those alone that have it (default: all)")
-    parser.add_argument("--last", metavar="N", type=_positive, default=20, help="how many the list has (default: 20)")
+    parting = "where the second's prompt parts from the first, which is where its cache ended"
+    add_option(what, "--diff", ("NR", "NR"), parting, nargs=2, type=int)
+    add_flag(what, "--follow", "go on with those that come")
+    add_option(what, "--export", "FILE", "all as rows for uma batch; - is stdout")
+    add_option(parser, "--search", "TEXT", "those alone that have it", "all", value="")
+    add_option(parser, "--last", "N", "how many the list has", "20", type=_positive, value=20)
 
 
 def _describe_top(parser: argparse.ArgumentParser) -> None:
-    _flag(parser, "--once", "show what is now, and end", "on no terminal")
-    _flag(parser, "--json", "the same as a JSON list")
+    add_flag(parser, "--once", "show what is now, and end", "on no terminal")
+    add_flag(parser, "--json", "the same as a JSON list")
     _add_url(parser, "sockets of this machine")
     _add_socket(parser)
 
 
 def _describe_trace(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("out", metavar="OUT", help="file to write, such as trace.json")
-    parser.add_argument(
-        "--seconds",
-        metavar="N",
-        type=_seconds,
-        default=5.0,
-        help="length of the trace (over 0, at most 60; default: 5)",
-    )
+    add_option(parser, "--seconds", "N", "length of the trace", "5", "over 0, at most 60", type=_seconds, value=5.0)
     _add_socket(parser)
 
 
@@ -462,14 +419,8 @@ def _describe_pin(parser: argparse.ArgumentParser) -> None:
 
 
 def _describe_pause(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--for",
-        dest="seconds",
-        type=_duration,
-        metavar="TIME",
-        default=MAX_PAUSE_SEC,
-        help="go on by itself after so long: 30m, 1h, 90s (default: uma resume alone)",
-    )
+    text, default = "go on by itself after so long: 30m, 1h, 90s", "uma resume alone"
+    add_option(parser, "--for", "TIME", text, default, dest="seconds", type=_duration, value=MAX_PAUSE_SEC)
     _add_socket(parser)
 
 
@@ -482,7 +433,7 @@ def _duration(text: str) -> float:
 
 
 def _describe_stop(parser: argparse.ArgumentParser) -> None:
-    _flag(parser, "--now", "do not let running requests finish")
+    add_flag(parser, "--now", "do not let running requests finish")
     _add_socket(parser)
 
 
@@ -515,15 +466,13 @@ def _describe_key(parser: argparse.ArgumentParser) -> None:
         help="make a key, list all of them, or remove one",
     )
     parser.add_argument("name", nargs="?", metavar="NAME", help="the name of the key: letters, digits, - and _")
-    parser.add_argument("--keys", metavar="FILE", default="keys.toml", help="file of keys (default: keys.toml)")
-    parser.add_argument(
-        "--models", metavar="NAME,NAME", help="with new: models that the key can use, with commas (default: all)"
-    )
-    _flag(parser, "--manage-models", "with new: the key can pull, delete and pin models")
+    add_option(parser, "--keys", "FILE", "file of keys", "keys.toml", value="keys.toml")
+    add_option(parser, "--models", "NAME,NAME", "with new: models that the key can use, with commas", "all")
+    add_flag(parser, "--manage-models", "with new: the key can pull, delete and pin models")
 
 
 def _describe_models(parser: argparse.ArgumentParser) -> None:
-    _flag(parser, "--json", "a JSON list instead of a table")
+    add_flag(parser, "--json", "a JSON list instead of a table")
 
 
 def _describe_pull(parser: argparse.ArgumentParser) -> None:
@@ -532,85 +481,60 @@ def _describe_pull(parser: argparse.ArgumentParser) -> None:
         metavar="REPO[:QUANT]",
         help="OWNER/NAME on the Hugging Face hub, :Q4_K_M or :FILE behind it, @REVISION; or a URL of it",
     )
-    _flag(parser, "--list", "show the models of the repository and pull none")
-    _flag(parser, "--no-mmproj", "leave out the projector, by which a model sees pictures or hears")
+    add_flag(parser, "--list", "show the models of the repository and pull none")
+    add_flag(parser, "--no-mmproj", "leave out the projector, by which a model sees pictures or hears")
 
 
 def _describe_rm(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="a model that uma models lists")
-    _flag(parser, "--yes", "do not ask", "ask on a terminal, else refuse")
+    add_flag(parser, "--yes", "do not ask", "ask on a terminal, else refuse")
 
 
 def _describe_config(parser: argparse.ArgumentParser) -> None:
     form = parser.add_mutually_exclusive_group()
-    _flag(form, "--json", "a JSON object instead of a table")
-    _flag(form, "--toml", "a file for --config instead of a table")
+    add_flag(form, "--json", "a JSON object instead of a table")
+    add_flag(form, "--toml", "a file for --config instead of a table")
     add_settings(parser)
 
 
 def _describe_doctor(parser: argparse.ArgumentParser) -> None:
-    _flag(parser, "--json", "a JSON object instead of a table")
-    _flag(parser, "--details", "also the build, folders and memory, where nothing needs doing about them")
+    add_flag(parser, "--json", "a JSON object instead of a table")
+    add_flag(parser, "--details", "also the build, folders and memory, where nothing needs doing about them")
     add_settings(parser)
 
 
 def _describe_schema(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="one message, such as generate (default: all)")
-    _flag(parser, "--contracts", "the contracts between engines and frontends instead of the protocol's messages")
+    add_flag(parser, "--contracts", "the contracts between engines and frontends instead of the protocol's messages")
 
 
 def _describe_contract(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("check",), metavar="check", help="ask for all that is claimed, and for more")
     place = parser.add_mutually_exclusive_group()
-    place.add_argument(
-        "--socket", metavar="PATH", type=Path, help="Unix socket of the server (default: $UMA_SOCKET or uma run's own)"
-    )
-    place.add_argument(
-        "--http", metavar="URL", help="ask over HTTP, such as http://127.0.0.1:8080 (default: the socket)"
-    )
-    parser.add_argument(
-        "--key-file", metavar="FILE", type=Path, help="with --http: a file that holds the API key (default: no key)"
-    )
-    _flag(parser, "--json", "a JSON list instead of a table")
+    add_option(place, "--socket", "PATH", "Unix socket of the server", "$UMA_SOCKET or uma run's own", type=Path)
+    add_option(place, "--http", "URL", "ask over HTTP, such as http://127.0.0.1:8080", "the socket")
+    add_option(parser, "--key-file", "FILE", "with --http: a file that holds the API key", "no key", type=Path)
+    add_flag(parser, "--json", "a JSON list instead of a table")
 
 
 def _describe_engine_zmq(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--bind",
-        metavar="ENDPOINT",
-        default="ipc://infer.ipc",
-        help="ZeroMQ endpoint of the ROUTER socket (default: ipc://infer.ipc)",
-    )
-    _flag(parser, "--insecure", "allow tcp on other addresses than loopback")
+    endpoint = "ipc://infer.ipc"
+    add_option(parser, "--bind", "ENDPOINT", "ZeroMQ endpoint of the ROUTER socket", endpoint, value=endpoint)
+    add_flag(parser, "--insecure", "allow tcp on other addresses than loopback")
     add_settings(parser)
 
 
 def _describe_worker(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--namespace", metavar="NAME", default="dynamo", help="Dynamo's namespace (default: dynamo)")
-    parser.add_argument("--component", metavar="NAME", help="Dynamo's component (default: the model's name)")
-    parser.add_argument(
-        "--served-name", metavar="NAME", help="the model's name for clients (default: the model's own name)"
-    )
-    parser.add_argument(
-        "--block-size", metavar="N", type=int, default=16, help="tokens of a block in KV events (default: 16)"
-    )
-    parser.add_argument(
-        "--tokenizer-dir", metavar="PATH", type=Path, help="directory with the model's tokenizer.json (default: none)"
-    )
-    parser.add_argument(
-        "--host",
-        metavar="ADDRESS",
-        default="127.0.0.1",
-        help="name or address for other machines (default: 127.0.0.1)",
-    )
+    add_option(parser, "--namespace", "NAME", "Dynamo's namespace", "dynamo", value="dynamo")
+    add_option(parser, "--component", "NAME", "Dynamo's component", "the model's name")
+    add_option(parser, "--served-name", "NAME", "the model's name for clients", "the model's own name")
+    add_option(parser, "--block-size", "N", "tokens of a block in KV events", "16", type=int, value=16)
+    add_option(parser, "--tokenizer-dir", "PATH", "directory with the model's tokenizer.json", type=Path)
+    add_option(parser, "--host", "ADDRESS", "name or address for other machines", "127.0.0.1", value="127.0.0.1")
     for name, (default, choices) in DYNAMO_PLANES.items():
         variable = plane_variable(name)
-        parser.add_argument(
-            f"--{name}",
-            choices=choices,
-            default=os.environ.get(variable) or default,
-            help=f"Dynamo's {name.replace('-', ' ')} (default: ${variable}, else {default})",
-        )
+        value, text = os.environ.get(variable) or default, f"Dynamo's {name.replace('-', ' ')}"
+        add_option(parser, f"--{name}", None, text, f"${variable}, else {default}", choices=choices, value=value)
     add_settings(parser, leave_out=SERVER_ONLY)
 
 

@@ -17,6 +17,7 @@ from uma.config import RuntimeConfig
 from uma.http.exchange import Exchange, Header
 from uma.http.keys import KeyFile, presented_in
 from uma.http.problem import Forbidden, Unauthorized
+from uma.net.client import is_loopback
 from uma.net.quota import ClientAccount
 
 PREFLIGHT_SEC = 600
@@ -139,15 +140,7 @@ def host_parts(host: str) -> tuple[str, str]:
 def _is_local(origin: str) -> bool:
     """Whether an origin is a loopback name or address."""
     scheme, _, host = origin.lower().partition("://")
-    name, _ = host_parts(host)
-    if scheme not in ("http", "https"):
-        return False
-    if name == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
+    return scheme in ("http", "https") and is_loopback(host_parts(host)[0])
 
 
 def _cors(origin: str, *, is_any: bool) -> list[Header]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 
 import attrs
 
 from uma.config import RuntimeConfig
 from uma.errors import ConfigError
+from uma.net.client import is_loopback
 
 BACKLOG = 512
 """Connections the system holds until they are accepted."""
@@ -30,16 +30,6 @@ class Address:
         if not (port.isascii() and port.isdigit() and int(port) <= 65_535):
             raise ConfigError(f"http: expected ADDRESS:PORT, such as 127.0.0.1:8080, not {text!r}")
         return cls(host, int(port))
-
-    @property
-    def is_loopback(self) -> bool:
-        """Whether only this machine can connect."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
 
     def listen(self) -> socket.socket:
         """A listening socket. Raises `ConfigError` with the system's reason."""
@@ -64,7 +54,7 @@ def check(config: RuntimeConfig) -> Address:
     address = Address.parse(config.http)
     if bool(config.http_tls_cert) != bool(config.http_tls_key):
         raise ConfigError("http_tls_cert, http_tls_key: give both, or neither")
-    if not (address.is_loopback or config.http_keys or config.http_insecure):
+    if not (is_loopback(address.host) or config.http_keys or config.http_insecure):
         raise ConfigError(
             f"http: {address} can be reached from other machines, and no keys are set: make some with "
             "`uma key new NAME` and give --http-keys, or allow everything with --http-insecure"

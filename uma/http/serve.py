@@ -202,6 +202,4 @@ def _tls(config: RuntimeConfig) -> ssl.SSLContext | None:
 
 
 def _url(listener: socket.socket, *, is_tls: bool) -> str:
-    host, port = listener.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    return f"{'https' if is_tls else 'http'}://{shown}:{port}"
+    return f"{'https' if is_tls else 'http'}://{Address(*listener.getsockname()[:2])}"

@@ -61,6 +61,14 @@ def machine_at(host: str) -> Hashable:
     return str(address)
 
 
+def is_loopback(host: str) -> bool:
+    """Whether a host, an address or a name, is reached from this machine alone."""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def origin(endpoint: str, holder: str | None, program: str, pid: int | None = None) -> str:
     """Value for `ORIGIN`: what is known of a request's way here, the parts apart by a middle dot."""
     name = "".join(character for character in program if character.isprintable())[:MAX_PROGRAM_CHARS]
