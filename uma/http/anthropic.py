@@ -181,11 +181,9 @@ class MessageWriter(Writer):
 
     @property
     def counts_first(self) -> bool:
-        """See `Writer`."""
         return True
 
     def begin(self) -> bytes:
-        """See `Writer`."""
         assert self.prompt_state is not None  # it `counts_first`
         message: dict[str, Any] = {
             "id": f"msg_{self.id}",
@@ -200,13 +198,12 @@ class MessageWriter(Writer):
         return sse({"type": "message_start", "message": message}, "message_start")
 
     def token(self, index: int, token: Token) -> bytes:
-        """See `Writer`."""
         if not token.text:
             return b""
         return self._entered("text", "text", _TEXT) + self._opening + orjson.dumps(token.text) + b"}}\n\n"
 
     def part(self, index: int, part: ReasoningDelta | ToolCallDelta) -> bytes:
-        """See `Writer`. Thinking and each call have a block of their own."""
+        """Thinking and each call have a block of their own."""
         if isinstance(part, ReasoningDelta):
             entered = self._entered("thinking", "thinking", {"type": "thinking", "thinking": "", "signature": ""})
             return entered + self._opening + orjson.dumps(part.text) + b"}}\n\n"
@@ -233,7 +230,6 @@ class MessageWriter(Writer):
         return sse({"type": "content_block_stop", "index": self._block}, "content_block_stop")
 
     def finished(self, index: int, finished: Finished) -> bytes:
-        """See `Writer`."""
         delta = {"stop_reason": _stop_reason(finished), "stop_sequence": finished.stop_string}
         opened = b"" if self._open else self._entered("text", "text", _TEXT)
         last = {"type": "message_delta", "delta": delta, "usage": _usage(finished), **self._notes([finished])}
@@ -241,13 +237,12 @@ class MessageWriter(Writer):
         return opened + self._left() + sse(last, "message_delta") + sse(end, "message_stop")
 
     def heartbeat(self, progress: str) -> bytes:
-        """See `Writer`. Anthropic's own streams have events for that, behind the one that opens the message."""
+        """Anthropic's own streams have events for that, behind the one that opens the message."""
         if self.prompt_state is None:
             return comment(progress)
         return b": " + progress.encode() + b"\n" + sse({"type": "ping"}, "ping")
 
     def whole(self, results: Sequence[Finished]) -> Body:
-        """See `Writer`."""
         result = results[0]
         return {
             "id": f"msg_{self.id}",

@@ -85,7 +85,6 @@ class ChatAsk(Ask):
     """How the conversation is edited before its model is given it."""
 
     def requests(self, id: str, reader: Reader, common: Mapping[str, Any]) -> Sequence[Request]:
-        """See `Ask`."""
         reader.media.name(reader.names, self.messages)
         request = Request(
             id,
@@ -108,7 +107,6 @@ class TextAsk(Ask):
     """The place to be filled in, where the texts come in the middle."""
 
     def requests(self, id: str, reader: Reader, common: Mapping[str, Any]) -> Sequence[Request]:
-        """See `Ask`."""
         requests = [
             Request(f"{id}-{index}" if index else id, parse_special=True, **common, **prompt)
             for index, prompt in enumerate(prompts(reader, self.prompt, "prompt"))

@@ -148,7 +148,6 @@ class LlamaServerWriter(Writer):
     """Answers with a line break."""
 
     def token(self, index: int, token: Token) -> bytes:
-        """See `Writer`."""
         self._n[index] += 1
         if "\n" in token.text:
             self._lines.add(index)
@@ -164,7 +163,6 @@ class LlamaServerWriter(Writer):
         )
 
     def progress(self, index: int, fields: Mapping[str, Any]) -> bytes:
-        """See `Writer`."""
         return sse({"index": index, "content": "", "tokens": [], "stop": False, "tokens_predicted": 0, **fields})
 
     def _piece(self, index: int, token: Token) -> dict[str, Any]:
@@ -177,13 +175,11 @@ class LlamaServerWriter(Writer):
         }
 
     def finished(self, index: int, finished: Finished) -> bytes:
-        """See `Writer`."""
         rest = self._unshown[index].rest(finished)
         last = self._last(index, finished, "", has_new_line=index in self._lines)
         return sse(self._wanted({**last, **(_probabilities(rest) if rest else {})}))
 
     def whole(self, results: Sequence[Finished]) -> Body | list[Body]:
-        """See `Writer`."""
         bodies = [self._whole(index, result) for index, result in enumerate(results)]
         return bodies if len(bodies) > 1 and not self.is_one else bodies[0]
 

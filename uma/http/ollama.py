@@ -376,17 +376,15 @@ class OllamaWriter(Writer):
     _pending: PendingLogprobs = attrs.field(factory=PendingLogprobs, init=False)
 
     def token(self, index: int, token: Token) -> bytes:
-        """See `Writer`."""
         positions = self._pending.take(token)
         return self._line({**self.piece(token.text), **_logprobs(positions)}) if token.text else b""
 
     def part(self, index: int, part: ReasoningDelta | ToolCallDelta) -> bytes:
-        """See `Writer`. Ollama tells a call when it is whole, and one that never is as text."""
+        """Ollama tells a call when it is whole, and one that never is as text."""
         self._pending.aside()
         return self._line(self.piece("", part.text)) if isinstance(part, ReasoningDelta) else b""
 
     def finished(self, index: int, finished: Finished) -> bytes:
-        """See `Writer`."""
         calls = self._line(self.piece("", "", finished.tool_calls)) if finished.tool_calls else b""
         cut = self._line(self.piece(finished.cut_call.text)) if finished.cut_call is not None else b""
         return calls + cut + dumps(self._last(finished, self.piece(""))) + b"\n"
@@ -395,7 +393,6 @@ class OllamaWriter(Writer):
         return dumps({"model": self.model, "created_at": _now(), **piece, "done": False}) + b"\n"
 
     def whole(self, results: Sequence[Finished]) -> Body:
-        """See `Writer`."""
         result = results[0]
         text, thinking = result.text or "", result.reasoning or ""
         logprobs = _logprobs(spelling(result.logprobs or (), text, thinking))

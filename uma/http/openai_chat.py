@@ -203,12 +203,11 @@ class ChatWriter(ChoicesWriter):
     """Pending log probabilities by choice."""
 
     def begin(self) -> bytes:
-        """See `Writer`. Each choice opens with its role."""
+        """Each choice opens with its role."""
         opening = {"role": "assistant", "content": ""}
         return b"".join(self.chunk([_choice(place, opening)]) for place in range(self.requests[0].sampling.n))
 
     def token(self, index: int, token: Token) -> bytes:
-        """See `Writer`."""
         more = self.timed(index)
         if self.requests[0].sampling.logprobs is None:
             return self.piece(token.index, token.text, more) if token.text else b""
@@ -218,7 +217,6 @@ class ChatWriter(ChoicesWriter):
         return self.chunk([_choice(token.index, {"content": token.text}, logprobs=chat_form(positions))], **more)
 
     def part(self, index: int, part: ReasoningDelta | ToolCallDelta) -> bytes:
-        """See `Writer`."""
         self._pending[part.index].aside()
         if isinstance(part, ReasoningDelta):
             return self.chunk([_choice(part.index, {"reasoning_content": part.text})])
@@ -230,11 +228,9 @@ class ChatWriter(ChoicesWriter):
         return self.chunk([_choice(part.index, {"tool_calls": [call]})])
 
     def delta(self, place: int, text: str = "", reason: str | None = None) -> Choice:
-        """See `ChoicesWriter`."""
         return _choice(place, {} if reason else {"content": text}, reason)
 
     def whole(self, results: Sequence[Finished]) -> Body:
-        """See `Writer`."""
         return {
             **self.head("chat.completion"),
             "choices": [

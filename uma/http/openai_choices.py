@@ -47,7 +47,6 @@ class ChoicesWriter(Writer):
         return index * self.requests[0].sampling.n + answer
 
     def progress(self, index: int, fields: Mapping[str, Any]) -> bytes:
-        """See `Writer`."""
         return self.chunk([self.delta(self.place(index, 0))], **fields)
 
     def piece(self, place: int, text: str, fields: Mapping[str, Any]) -> bytes:
@@ -63,7 +62,7 @@ class ChoicesWriter(Writer):
         return frame
 
     def finished(self, index: int, finished: Finished) -> bytes:
-        """See `Writer`. The last of a prompt's choices carries its timings and warnings."""
+        """The last of a prompt's choices carries its timings and warnings."""
         *others, last = [
             {**self.delta(self.place(index, each.index), reason=finish_reason(each)), **stop_reason(each)}
             for each in finished.every_answer
@@ -76,7 +75,6 @@ class ChoicesWriter(Writer):
         return b"".join([*(self.chunk([each]) for each in others), self.chunk([last], **account)])
 
     def end(self, results: Sequence[Finished]) -> bytes:
-        """See `Writer`."""
         usage = b""
         if self.include_usage:
             usage = self.chunk([], usage=openai_usage(results), timings=timings(results[0]))

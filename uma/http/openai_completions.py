@@ -93,7 +93,7 @@ class CompletionWriter(ChoicesWriter):
     """Text that is not shown yet, by choice."""
 
     def prompt(self, index: int, prompt: Prompt) -> bytes:
-        """See `Writer`. Each choice opens with the prompt."""
+        """Each choice opens with the prompt."""
         chunks = []
         for answer in range(self.requests[0].sampling.n):
             place = self.place(index, answer)
@@ -104,7 +104,6 @@ class CompletionWriter(ChoicesWriter):
         return b"".join(chunks)
 
     def token(self, index: int, token: Token) -> bytes:
-        """See `Writer`."""
         place, more = self.place(index, token.index), self.timed(index)
         if self.requests[0].sampling.logprobs is None:
             return self.piece(place, token.text, more) if token.text else b""
@@ -117,17 +116,14 @@ class CompletionWriter(ChoicesWriter):
         return self.chunk([_choice(place, text, logprobs=form)], **more)
 
     def finished(self, index: int, finished: Finished) -> bytes:
-        """See `Writer`."""
         places = ((self.place(index, each.index), each) for each in finished.every_answer)
         rest = [self._chunk(place, "", self._unshown[place].rest(each), {}) for place, each in places]
         return b"".join(rest) + super().finished(index, finished)
 
     def delta(self, place: int, text: str = "", reason: str | None = None) -> Choice:
-        """See `ChoicesWriter`."""
         return _choice(place, text, reason)
 
     def whole(self, results: Sequence[Finished]) -> Body:
-        """See `Writer`."""
         choices = [_whole_choice(place, result, answer) for place, result, answer in numbered(results)]
         return {**self.head(self.kind), "choices": choices, **self.account(results)}
 

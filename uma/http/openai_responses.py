@@ -154,30 +154,25 @@ class ResponsesWriter(Writer):
     _pending: PendingLogprobs = attrs.field(factory=PendingLogprobs, init=False)
 
     def begin(self) -> bytes:
-        """See `Writer`."""
         response = self._response("in_progress", [], None)
         return self._event("response.created", response=response) + self._event(
             "response.in_progress", response=response
         )
 
     def token(self, index: int, token: Token) -> bytes:
-        """See `Writer`."""
         positions, more = self._pending.take(token), self.timed(index)
         return self._grown("message", token.text, logprobs=entries(positions), fields=more) if token.text else b""
 
     def progress(self, index: int, fields: Mapping[str, Any]) -> bytes:
-        """See `Writer`."""
         return self._event("response.in_progress", response=self._response("in_progress", [], None), **fields)
 
     def part(self, index: int, part: ReasoningDelta | ToolCallDelta) -> bytes:
-        """See `Writer`."""
         self._pending.aside()
         if isinstance(part, ReasoningDelta):
             return self._grown("reasoning", part.text)
         return self._grown(self._kind(part.name), part.arguments, ToolCall(part.call_id, part.name, ""))
 
     def finished(self, index: int, finished: Finished) -> bytes:
-        """See `Writer`."""
         empty = b"" if self._is_open else self._grown("message", "")
         closed = self._close(_status(finished))
         kind = "response.completed" if _status(finished) == "completed" else "response.incomplete"
@@ -186,12 +181,10 @@ class ResponsesWriter(Writer):
         return empty + closed + self._event(kind, response=response, **times)
 
     def failed(self, problem: Problem) -> bytes:
-        """See `Writer`."""
         body = self.dialect.error(problem, self.id)["error"]
         return self._event("error", code=body["code"], message=body["message"], param=body["param"])
 
     def whole(self, results: Sequence[Finished]) -> Body:
-        """See `Writer`."""
         result = results[0]
         if result.reasoning:
             self._add("reasoning").text = result.reasoning

@@ -101,22 +101,18 @@ class TranscriptWriter(Writer):
     _texts: list[str] = attrs.field(factory=list, init=False)
 
     def token(self, index: int, token: Token) -> bytes:
-        """See `Writer`."""
         if not token.text:
             return b""
         self._texts.append(token.text)
         return sse({"type": "transcript.text.delta", "delta": token.text})
 
     def finished(self, index: int, finished: Finished) -> bytes:
-        """See `Writer`."""
         return b""
 
     def end(self, results: Sequence[Finished]) -> bytes:
-        """See `Writer`."""
         return sse({"type": "transcript.text.done", "text": "".join(self._texts), "usage": _usage(results)})
 
     def whole(self, results: Sequence[Finished]) -> Body | str:
-        """See `Writer`."""
         text = results[0].text or ""
         return {"text": text, "usage": _usage(results)} if self.form == "json" else text
 
