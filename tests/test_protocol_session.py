@@ -21,12 +21,8 @@ from uma.protocol.session import ClientSession, Incoming, Refused, ServerSession
 from uma.protocol.states import (
     AFTER_ERROR,
     PHASES,
-    TRANSITIONS,
     LocalProtocolError,
     Phase,
-    RequestExchange,
-    RequestState,
-    Step,
 )
 
 HELLO = {"type": "hello", "versions": ["1.0"], "client": "test/1"}
@@ -83,53 +79,10 @@ def hello(*, strict: bool = False, **bounds: Any) -> ServerSession:
     return session
 
 
-# The states of a request.
+# The states of a session.
 
 
-def test_a_streamed_request_goes_through_every_state() -> None:
-    session = plain()
-    give(session, ask())
-    exchange = session.running["a"]
-    seen = [exchange.state]
-    for _ in range(2):
-        session.relay(types.Token("a", "x", 1))
-        seen.append(exchange.state)
-    session.relay(finished())
-    seen.append(exchange.state)
-    assert session.flushed()
-    seen.append(exchange.state)
-    assert RequestExchange().state is RequestState.RECV_REQ
-    assert seen == [
-        RequestState.PREFILL,
-        RequestState.DECODE,
-        RequestState.DECODE,
-        RequestState.STREAM,
-        RequestState.DONE,
-    ]
-    session = plain()
-    give(session, ask())
-    exchange = session.running["a"]
-    session.fail(errors.DecodeFailed("no"), "a")
-    assert exchange.state is RequestState.ERRORED
-
-
-@given(st.lists(st.sampled_from(["request", "token", "end", "error", "flushed"]), max_size=8))
-def test_no_step_but_those_of_the_table_can_be_taken(steps: list[Step]) -> None:
-    exchange = RequestExchange()
-    for step in steps:
-        before = exchange.state
-        if (before, step) in TRANSITIONS:
-            exchange.step(step)
-            assert exchange.state is TRANSITIONS[before, step]
-        else:
-            with pytest.raises(LocalProtocolError):
-                exchange.step(step)
-            assert exchange.state is before
-
-
-def test_every_state_can_be_reached_and_only_the_ends_have_no_way_on() -> None:
-    assert {RequestState.RECV_REQ, *TRANSITIONS.values()} == set(RequestState)
-    assert {state for state, _ in TRANSITIONS} == set(RequestState) - {RequestState.DONE, RequestState.ERRORED}
+def test_every_state_can_be_reached_and_only_the_end_has_no_way_on() -> None:
     assert {Phase.START, *PHASES.values()} == set(Phase)
     assert {phase for phase, _ in PHASES} == set(Phase) - {Phase.CLOSED}
 

@@ -110,7 +110,6 @@ from uma.protocol.states import (
     Phase,
     PhaseStep,
     RequestExchange,
-    RequestState,
 )
 from uma.protocol.versions import SUPPORTED, negotiate
 from uma.protocol.wire import EVENTS, name_of
@@ -177,7 +176,6 @@ class ServerSession:
         self._is_draining = False
         self._running: dict[str | int, RequestExchange] = {}
         """Running requests by id; a query without one, by the identity of its message."""
-        self._unwritten: list[RequestExchange] = []
 
     def bound(self, *, n_vocab: int | None, max_frame_bytes: int) -> None:
         """Set the bounds that are known once the model is loaded."""
@@ -286,8 +284,7 @@ class ServerSession:
                 "id", f"{key!r} is the id of a request that is running in this session; give each its own"
             )
         self._move("request")
-        self._running[key] = exchange = _exchange(message)
-        exchange.step("request")
+        self._running[key] = _exchange(message)
 
     def _refuse(self, error: UmaError, id: str | None, metadata: dict[str, Any] | None) -> Refused:
         if id in self._running:
@@ -321,8 +318,6 @@ class ServerSession:
         if exchange is None:
             raise _not_running(event.id)
         if type(event) is Token:
-            if exchange.state is not RequestState.DECODE:  # every token but the first leaves it where it is
-                exchange.step("token")
             return encode_token(event, exchange.fragment)
         if (told := _TOLD_AS.get(type(event))) is not None:
             return encode_event(told_as(told, event, metadata=exchange.metadata))
@@ -396,34 +391,27 @@ class ServerSession:
 
     def flushed(self) -> bool:
         """All that was handed out has been written. True: close the socket now."""
-        for exchange in self._unwritten:
-            exchange.step("flushed")
-        self._unwritten.clear()
         if self.phase is Phase.CLOSING:
             self._move("flushed")
         return self.phase is Phase.CLOSED
 
     def _end(self, key: str | int, *, keep_alive: bool = False) -> None:
-        exchange = self._running.get(key)
-        if exchange is None:
-            raise _not_running(key)
-        exchange.step("end")
-        del self._running[key]
-        self._unwritten.append(exchange)
+        self._taken_out(key)
         is_over = self.phase is Phase.PLAIN and not keep_alive
         if is_over or (self._is_draining and not self._running):
             self._close()
 
     def _fail(self, error: UmaError, key: str | int, id: str | None) -> bytes:
-        exchange = self._running.get(key)
-        if exchange is None:
-            raise _not_running(key)
-        exchange.step("error")
-        del self._running[key]
-        data = encode_event(_error_event(error, id, exchange.metadata))
+        data = encode_event(_error_event(error, id, self._taken_out(key).metadata))
         if self._closes_after(error) or (self._is_draining and not self._running):
             self._close()
         return data
+
+    def _taken_out(self, key: str | int) -> RequestExchange:
+        """What ran under a key, which is free from now on."""
+        if (exchange := self._running.pop(key, None)) is None:
+            raise _not_running(key)
+        return exchange
 
     def _closes_after(self, error: UmaError) -> bool:
         """Whether `error` closes the session, given what else runs."""
@@ -440,8 +428,6 @@ class ServerSession:
 
     def _close(self) -> None:
         self._move("close")
-        for exchange in self._running.values():
-            exchange.step("error")
         self._running.clear()
 
     # What the driver asks.

@@ -1,22 +1,16 @@
-"""The states of a session and of its requests, and the only steps between them; and what each error does to a session.
+"""The states of a session and the only steps between them, and what each error does to a session.
 
-States
-======
+States (`PHASES`)
+=================
 
-Of the session (`PHASES`)::
+::
 
     START ──hello──▶ HELLO      many requests at once, told apart by id; stays open
     START ──request──▶ PLAIN    one request at a time; closes after its eos or error (or stays, with keep_alive)
     START, PLAIN, HELLO ──close──▶ CLOSING ──flushed──▶ CLOSED
 
-Of each request or query (`TRANSITIONS`)::
-
-    RECV_REQ ──request──▶ PREFILL ──token──▶ DECODE ──end──▶ STREAM ──flushed──▶ DONE
-    RECV_REQ, PREFILL, DECODE ──error──▶ ERRORED
-    PREFILL ──end──▶ STREAM     cancelled before its first token, not streamed, or a query's answer
-
-A request in PREFILL or DECODE is *running*: its id is taken. In STREAM all of it is computed and its last frames wait
-to be written; the id is free again, since the client can answer the `eos` before the writing task knows that it is out.
+A request or query runs, and has its id, from its frame to its last event. The id is free as soon as that is handed out:
+the client can answer an `eos` before the writing task knows that it is out.
 
 Errors
 ======
@@ -83,36 +77,6 @@ PHASES: Mapping[tuple[Phase, PhaseStep], Phase] = MappingProxyType(
 """Every step that a session can take. A hello that is not the first frame is a bad request."""
 
 
-class RequestState(Enum):
-    """A request's state."""
-
-    RECV_REQ = "recv_req"
-    PREFILL = "prefill"
-    DECODE = "decode"
-    STREAM = "stream"
-    DONE = "done"
-    ERRORED = "errored"
-
-
-Step = Literal["request", "token", "end", "error", "flushed"]
-"""What moves a request on: its frame came; a token goes out; its last event does; it failed; all has been written."""
-
-TRANSITIONS: Mapping[tuple[RequestState, Step], RequestState] = MappingProxyType(
-    {
-        (RequestState.RECV_REQ, "request"): RequestState.PREFILL,
-        (RequestState.RECV_REQ, "error"): RequestState.ERRORED,
-        (RequestState.PREFILL, "token"): RequestState.DECODE,
-        (RequestState.PREFILL, "end"): RequestState.STREAM,
-        (RequestState.PREFILL, "error"): RequestState.ERRORED,
-        (RequestState.DECODE, "token"): RequestState.DECODE,
-        (RequestState.DECODE, "end"): RequestState.STREAM,
-        (RequestState.DECODE, "error"): RequestState.ERRORED,
-        (RequestState.STREAM, "flushed"): RequestState.DONE,
-    }
-)
-"""Every step that a request can take. There is no way on from DONE and ERRORED."""
-
-
 class After(Enum):
     """What becomes of the session after an error."""
 
@@ -151,7 +115,6 @@ class LocalProtocolError(RuntimeError):
 class RequestExchange:
     """A request or query from its frame to its last event, and what its events carry along."""
 
-    state: RequestState = RequestState.RECV_REQ
     metadata: dict[str, Any] | None = None
     warnings: tuple[str, ...] = ()
     keep_alive: bool = False
@@ -161,10 +124,3 @@ class RequestExchange:
     """Whether it is a generation, and nothing has ended it or its thinking yet."""
     fragment: orjson.Fragment | None = None
     """`metadata` written once, for every token."""
-
-    def step(self, step: Step) -> None:
-        """Move on as `TRANSITIONS` has it. Raises `LocalProtocolError` for a step that is not there."""
-        after = TRANSITIONS.get((self.state, step))
-        if after is None:
-            raise LocalProtocolError(f"a request in state {self.state.name} cannot take the step {step!r}")
-        self.state = after
