@@ -84,7 +84,7 @@ class HttpConnection:
     @property
     def is_full(self) -> bool:
         """Whether the client is behind in reading."""
-        return self._transport.is_full
+        return self._transport.link.is_full
 
     def post(self, data: bytes) -> None:
         """Send soon. Never waits."""
@@ -92,7 +92,7 @@ class HttpConnection:
 
     async def room(self) -> None:
         """Wait while the client is behind in reading."""
-        await self._transport.room()
+        await self._transport.link.room()
 
     def start(self, call: AsgiCall) -> None:
         """Have the application answer."""
@@ -127,7 +127,7 @@ class HttpConnection:
 
         async def watch() -> None:
             nonlocal is_hung_up
-            await self._transport.hung_up()
+            await self._transport.link.hung_up()
             is_hung_up = True
             nursery.cancel_scope.cancel()
 

@@ -32,11 +32,6 @@ class Transport:
         self._written = trio.Event()
 
     @property
-    def is_full(self) -> bool:
-        """Whether the peer is behind in reading: time to wait for `room`."""
-        return self.link.is_full
-
-    @property
     def scheme(self) -> str:
         """Scheme of the addresses that are asked for."""
         return "http" if self._tls is None else "https"
@@ -54,12 +49,8 @@ class Transport:
         return is_done is True
 
     def post(self, data: bytes) -> None:
-        """Send `data` soon. Never waits; await `room` after it where `is_full`."""
+        """Send `data` soon. Never waits; await the link's `room` after it where that `is_full`."""
         self.link.post(data if self._tls is None else self._tls.sealed(data))
-
-    async def room(self) -> None:
-        """Wait while the peer is behind in reading."""
-        await self.link.room()
 
     async def receive(self) -> bytes:
         """What has come; `b""` where the peer has closed its sending half or is gone."""
@@ -79,10 +70,6 @@ class Transport:
             return await self.link.receive()
         except (OSError, trio.ClosedResourceError):  # closed in the very turn in which something came
             return b""
-
-    async def hung_up(self) -> None:
-        """See `Link.hung_up`."""
-        await self.link.hung_up()
 
     async def write(self) -> None:
         """The writing task. Raises `OSError` or `ReaderStalledError` where the peer takes no more."""
