@@ -5,13 +5,11 @@ A check never raises for what it finds: the next one is wanted all the same.
 
 from __future__ import annotations
 
-import logging
 import os
 import platform
 import re
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import attrs
@@ -28,6 +26,7 @@ from uma.llama import backend, devices, extra_buffers, header, pages
 from uma.llama import library as llama_library
 from uma.llama.model import llama_version
 from uma.models import catalog, places, projectors
+from uma.net.logfmt import unlogged
 from uma.net.place import objection
 from uma.server import socketfile
 from uma.version import __version__
@@ -180,7 +179,7 @@ def _huge_pages(config: RuntimeConfig) -> Check:
     )
 
 
-def _memory(config: RuntimeConfig, *, asks_for_gpu: bool = True) -> Check:
+def _memory(config: RuntimeConfig) -> Check:
     free = sizing.free_memory_bytes()
     try:
         model_bytes, projector_bytes = _model_bytes(config)
@@ -189,7 +188,7 @@ def _memory(config: RuntimeConfig, *, asks_for_gpu: bool = True) -> Check:
     finding = f"{words.size(free)} free, the model has {words.size(model_bytes)}"
     if projector_bytes:
         finding += f", its projector {words.size(projector_bytes)}"
-    if model_bytes + projector_bytes <= free or (asks_for_gpu and config.n_gpu_layers and backend.has_gpu()):
+    if model_bytes + projector_bytes <= free or (config.n_gpu_layers and backend.has_gpu()):
         return Check("memory", finding)
     return Check("memory", finding, "take a smaller model or quantization, or end other programs; it would be swapped")
 
@@ -201,7 +200,7 @@ def _context(config: RuntimeConfig) -> Iterator[Check]:
     except ModelError:
         return
     try:
-        with _said_by("uma.engine") as said:
+        with unlogged("uma.engine") as said:
             placed = sizing.placed(config, parts, devices.gpus(), beside_bytes=_model_bytes(config)[1])
             plan = planned(parts, placed)
     except ConfigError as error:
@@ -209,21 +208,6 @@ def _context(config: RuntimeConfig) -> Iterator[Check]:
         return
     memory = f"{plan.kind}: {words.memory_line(plan)}" if plan else "an encoder keeps nothing of a text"
     yield Check("context", "; ".join([memory, *said]), is_detail=not said)
-
-
-@contextmanager
-def _said_by(logger: str) -> Iterator[list[str]]:
-    """Warnings logged within the block, which belong to a finding here and not to a log."""
-    said, log = list[str](), logging.getLogger(logger)
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    was, log.propagate = log.propagate, False
-    log.addHandler(handler)
-    try:
-        yield said
-    finally:
-        log.removeHandler(handler)
-        log.propagate = was
 
 
 def _model_bytes(config: RuntimeConfig) -> tuple[int, int]:

@@ -38,10 +38,10 @@ def print_table(
         print(line, file=file)
 
 
-def print_wrapped(text: str, file: TextIO | None = None, indent: str = "  ", end: str = "\n") -> None:
+def print_wrapped(text: str, file: TextIO | None = None, end: str = "\n") -> None:
     """Write one line of prose, harmless, wrapped at words where `file` is a terminal, and `end` at once."""
     file = sys.stdout if file is None else file
-    print("\n".join(wrapped(sanitize_line(text), width_of(file), indent)), end=end, file=file, flush=True)
+    print("\n".join(wrapped(sanitize_line(text), width_of(file), GAP)), end=end, file=file, flush=True)
 
 
 def width_of(file: TextIO) -> int | None:

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import attrs
@@ -58,3 +60,20 @@ def log(logger: logging.Logger, level: int, event: str, *, fault: BaseException 
     if logger.isEnabledFor(level):
         present = {name: value for name, value in fields.items() if value is not None}
         logger.log(level, LogEvent({"event": event, **present}), exc_info=fault)
+
+
+@contextmanager
+def unlogged(logger: str) -> Iterator[list[str]]:
+    """What this thread would log within the block, which belongs to a finding of the caller and not to a log."""
+    said, thread, logger_of_name = list[str](), threading.get_ident(), logging.getLogger(logger)
+
+    def is_another_s(record: logging.LogRecord) -> bool:
+        if record.thread == thread:
+            said.append(record.getMessage())
+        return record.thread != thread
+
+    logger_of_name.addFilter(is_another_s)
+    try:
+        yield said
+    finally:
+        logger_of_name.removeFilter(is_another_s)

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from uma.config import RuntimeConfig
@@ -15,6 +11,7 @@ from uma.engine.sizing import RULES, adapter_bytes, process_bytes
 from uma.errors import ConfigError, UmaError
 from uma.llama import header
 from uma.models import projectors
+from uma.net.logfmt import unlogged
 
 ROUGH_SHARE = 4
 """Divisor of the weights for the context, where that is not known."""
@@ -39,7 +36,7 @@ def planned_bytes(path: Path, config: RuntimeConfig) -> int:
         size_bytes = sum(part.size_bytes for part in parts) + projectors.size_bytes(
             projectors.chosen(config.mmproj, path)
         )
-        with _unsaid():
+        with unlogged("uma.engine"):  # the process that does what is planned here logs them
             plan = planned(parts, config)
         size_bytes += adapter_bytes(config)
         beside_bytes = process_bytes(int(parts[0].metadata.get("tokenizer.ggml.tokens", 0)))
@@ -48,18 +45,3 @@ def planned_bytes(path: Path, config: RuntimeConfig) -> int:
     except (UmaError, OSError):  # loading it says what is wrong
         return rough_bytes(path.stat().st_size if os.path.isfile(path) else 0)
     return size_bytes + plan.kv_bytes + plan.state_bytes + beside_bytes if plan else rough_bytes(size_bytes)
-
-
-@contextmanager
-def _unsaid() -> Iterator[None]:
-    """A block of this thread whose warnings are not logged: the process that does what is planned here says them."""
-    thread, logger = threading.get_ident(), logging.getLogger("uma.engine")
-
-    def is_another_s(record: logging.LogRecord) -> bool:
-        return record.thread != thread
-
-    logger.addFilter(is_another_s)
-    try:
-        yield
-    finally:
-        logger.removeFilter(is_another_s)
