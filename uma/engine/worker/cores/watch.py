@@ -122,12 +122,11 @@ class _Running(NamedTuple):
 class StallWatch:
     """Watches the batches of one context. `begin` and `end` belong to the decode thread."""
 
-    def __init__(self, context: Context, *, is_able: bool = True, proc: Path = PROC) -> None:
+    def __init__(self, context: Context, *, is_able: bool = True) -> None:
         """Make a watch. It is able to where an aborted batch can be computed again; else each of its sequences would be
         read from its last checkpoint.
         """
         self._context = context
-        self._proc = proc
         self._running: _Running | None = None
         self._lock = threading.Lock()
         """Held while a batch is aborted, and while it ends: an abort is never meant for the batch after it."""
@@ -143,7 +142,7 @@ class StallWatch:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Look at batches for the block, where the system counts how long threads wait for cores."""
-        if not self._is_able or Counters.take(self._proc, now_ms()) is None:
+        if not self._is_able or Counters.take(PROC, now_ms()) is None:
             yield
             return
         thread = threading.Thread(target=self._look_until_over, name="uma-stall-watch")
@@ -185,7 +184,7 @@ class StallWatch:
             if (running := self._running) is not None:
                 self._interval_sec = LOOK_SEC
             is_examined = running is not None and running.takes_too_long and now_ms() - self._aborted_ms > PAUSE_MS
-            now = Counters.take(self._proc, now_ms()) if is_examined else None
+            now = Counters.take(PROC, now_ms()) if is_examined else None
             if running is None or now is None:
                 suspect = before = None
                 continue

@@ -171,19 +171,12 @@ class ModelDrafter(GuessingDrafter[_DraftContext]):
         for draft in drafts:
             # A text that ends with a token that is no guess is computed from that token on too: it gives the logits.
             self._cut(draft.text, len(draft.sequence.tokens) + draft.ahead - 1)
-        cells, room = self._context.n_ctx - self._used_cells, 0
-        parts: list[list[_Draft]] = []
+        left, fitting = min(self._context.n_ctx - self._used_cells, self._batch.capacity), list[_Draft]()
         for draft in drafts:
-            tokens = _uncomputed(draft)
-            if tokens > min(cells, self._batch.capacity):
-                continue
-            if tokens > room:
-                parts.append([])
-                room = self._batch.capacity
-            parts[-1].append(draft)
-            cells -= tokens
-            room -= tokens
-        return [draft for part in parts for draft in self._compute(part)]
+            if (tokens := _uncomputed(draft)) <= left:
+                fitting.append(draft)
+                left -= tokens
+        return self._compute(fitting) if fitting else []
 
     def _compute(self, drafts: list[_Draft]) -> list[_Draft]:
         """One more token for each of these guesses, in one batch. Empty where that failed."""
