@@ -99,12 +99,6 @@ class ContextParams:
     """The model's prediction heads compute, not its other layers: see `llama.heads`."""
 
     def __attrs_post_init__(self) -> None:
-        if not 1 <= self.n_seq_max <= backend.MAX_SEQUENCES:
-            raise ConfigError(f"max_sequences: {self.n_seq_max} must be from 1 to {backend.MAX_SEQUENCES}")
-        for name in ("cache_type_k", "cache_type_v"):
-            if getattr(self, name) not in CACHE_TYPES:
-                raise ConfigError(f"{name}: {getattr(self, name)!r} must be one of {', '.join(CACHE_TYPES)}")
-
         if self.flash_attn == "off" and self.cache_type_v not in ("f32", "f16", "bf16"):
             raise ConfigError(f"cache_type_v: {self.cache_type_v} needs flash attention; leave flash_attn on auto")
 
