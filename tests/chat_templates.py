@@ -6,11 +6,18 @@ Each template renders a conversation with two calls so that `WRITTEN` stands in 
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
+import pytest
+from jinja2 import Template
+
 from uma.chat.families import Family
 from uma.engine.intake import rendering
+from uma.llama.sandbox import compiled, rendered
 from uma.llama.template import ChatTemplate
 
 PARIS, SUM = '{"city": "Paris", "note": "a \\"b\\" }"}', '{"a": 1, "b": [2, {"c": null}]}'
@@ -192,11 +199,34 @@ WRITTEN = {
 """Both calls, as the template shows them and as the model writes them."""
 
 
+class RendersHere:
+    """`RenderProcesses` without processes: to start one for a template takes longer than all that is rendered by it."""
+
+    def __init__(self, setup: list[str]) -> None:
+        self._source, *self._tokens = setup
+        self._template: Template | None = None
+
+    def start(self) -> None:
+        pass
+
+    def render(self, conversation: dict[str, Any]) -> str:
+        self._template = self._template or compiled(self._source)
+        return rendered(self._template, json.loads(json.dumps(conversation)), *self._tokens)
+
+    def close(self) -> None:
+        pass
+
+
+@contextmanager
+def rendering_here() -> Iterator[None]:
+    """A block in which templates are made that are rendered in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("uma.llama.template.RenderProcesses", RendersHere)
+        yield
+
+
 @cache
 def family_of(source: str) -> Family | str:
     """How calls are written, as a template shows it."""
-    template = ChatTemplate(source, "", "")
-    try:
-        return rendering.family_of(template)
-    finally:
-        template.close()
+    with rendering_here():
+        return rendering.family_of(ChatTemplate(source, "", ""))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import gc
-import json
 import os
 import shutil
 import signal
@@ -17,13 +16,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 # For llama.cpp, whose library reads it as it is loaded: compute threads sleep while they wait for each other. Spinning
 # they take the cores of the tests beside, and small models take five times as long.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest
+from chat_templates import rendering_here
 from http_server import HttpServer, ServeModels, running_http
 from hypothesis import HealthCheck, settings
 from page_browser import ENDLESS, SHEEP, Visitor, chromium, visitor
@@ -44,7 +44,6 @@ from harness import (
 from models import write_model
 from uma.cli import main
 from uma.llama.grammar import GrammarCompiler, GrammarMasks
-from uma.llama.sandbox import compiled, rendered
 from uma.llama.vocab import Vocab
 
 if TYPE_CHECKING:  # slow to import
@@ -242,28 +241,10 @@ def uma_told(uma_here: RunInProcess) -> RunInProcessText:
     return run
 
 
-class RendersHere:
-    """`RenderProcesses` without processes: to start one for a template takes longer than all that is rendered by it."""
-
-    def __init__(self, setup: list[str]) -> None:
-        source, *self._tokens = setup
-        self._template = compiled(source)
-
-    def start(self) -> None:
-        pass
-
-    def render(self, conversation: dict[str, Any]) -> str:
-        return rendered(self._template, json.loads(json.dumps(conversation)), *self._tokens)
-
-    def close(self) -> None:
-        pass
-
-
 @pytest.fixture(scope="module")
 def renders_here() -> Iterator[None]:
     """Every chat template is rendered in this process, which has tests of its own: what is made there is the same."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("uma.llama.template.RenderProcesses", RendersHere)
+    with rendering_here():
         yield
 
 
