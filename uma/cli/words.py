@@ -119,7 +119,7 @@ def duration(milliseconds: float) -> str:
 
 def bar(percent: int) -> str:
     """`███░░░░░░░░░░░░░░░░░ 17 %` of a model; the last percent is what comes behind the weights."""
-    return f"{blocks(percent, 20)} {percent} %{', makes its context:' * (percent == 99)}"
+    return f"{blocks(percent, 20)} {percent} %{' (makes its context)' * (percent == 99)}"
 
 
 def blocks(percent: int, cells: int) -> str:
