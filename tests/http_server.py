@@ -219,10 +219,6 @@ class HostedHttp(Reachable):
         """Call `what` in the Trio thread."""
         return trio.from_thread.run_sync(what, trio_token=self._token)
 
-    def settle(self) -> None:
-        """Wait until no task of the Trio thread has anything to do."""
-        trio.from_thread.run(trio.testing.wait_all_tasks_blocked, trio_token=self._token)
-
 
 @contextmanager
 def hosted_http(config: RuntimeConfig, source_of: Callable[[Engine], Source] | None = None) -> Iterator[HostedHttp]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import attrs
-
 from uma.types import Capabilities, Limits, ModelInfo, ServerInfo
 
 N_VOCAB = 512
@@ -80,8 +78,3 @@ def last_output(**fields: Any) -> dict[str, Any]:
     """The end of an answer of two tokens to a prompt of three."""
     usage = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
     return {"token_ids": [], "finish_reason": "stop", "completion_usage": usage} | fields
-
-
-def declared_names() -> set[str]:
-    """What a server of this version can declare."""
-    return {field.name for field in attrs.fields(Capabilities)}
