@@ -155,7 +155,7 @@ def parsed(
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(seed=st.integers(0, 2**32), must_call=st.booleans(), is_parallel=st.booleans(), begins=st.booleans())
 def test_every_call_that_is_parsed_validates(
     vocab: Vocab,

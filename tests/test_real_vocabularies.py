@@ -46,7 +46,7 @@ TOOLS = (
 SCHEMAS = {tool.name: schema_of(tool) for tool in TOOLS}
 LONGEST = 1_000
 """Maximum tokens of one text here."""
-RELAXED = settings(max_examples=15)
+RELAXED = settings(max_examples=8)
 
 
 VOCABULARIES = [
