@@ -217,7 +217,7 @@ async def test_an_assistant_drafts_out_of_the_model_s_cells(tmp_path: Path) -> N
         async with engine.generate(ask(system, 300, id="left")) as stream:
             for _ in range(9):
                 await stream.__anext__()
-        assert ids(await answers(engine, asked)) == ids(await alone(engine, asked)) == expected
+        assert ids(await answers(engine, asked)) == expected
         assert (await settled(engine))["draft_tokens_total"] > 0
     async with open_engine(attrs.evolve(drafting, **kept, speculate="mtp")) as engine:
         again = await alone(engine, asked)

@@ -105,7 +105,7 @@ def pace_ms(target_ms: float) -> float:
 
 def max_lead_ms(pace: float) -> float:
     """Maximum time for which a computed token is kept for its reader."""
-    return TUNING.lead_steps * pace
+    return max(TUNING.lead_steps * pace, min(2 * TUNING.lead_steps * pace, TUNING.lead_ms))
 
 
 def lead_ms(rows: Iterable[Row], pace: float, now_ms: float) -> float:
@@ -144,4 +144,4 @@ def steps_lacking(needed_ms: float, lead: float, pace: float, step_ms: float) ->
     """Decode steps until a lead covers `needed_ms`, where a step really took `step_ms`; 0 where none can make it so."""
     if lead >= needed_ms or needed_ms > max_lead_ms(pace) or step_ms >= pace:
         return 0
-    return min(TUNING.lead_steps, math.ceil((needed_ms - lead) / (pace - step_ms)))
+    return min(2 * TUNING.lead_steps, math.ceil((needed_ms - lead) / (pace - step_ms)))

@@ -45,10 +45,12 @@ class Tuning:
     """Factor of safety where the longest lead allows it: on a busy machine some batches take longer than predicted.
     With 1.1 the worst gap of simulated storms is 1.1 to 2.4 times as long where one batch in thirty takes six times as
     long; prompts are read as fast within 1 %."""
-    lead_steps: int = 16
-    """Maximum tokens of a row that are computed and not delivered: they are lost when the reader cancels. Enough to
-    cover a tile of a prompt where a step takes half of its reader's target. As many decode steps are added before a
-    piece at most, because steps take longer than predicted."""
+    lead_steps: int = 8
+    """Maximum tokens of a row that are computed and not delivered: they are lost when the reader cancels. Twice as many
+    decode steps are added before a piece at most, because steps take longer than predicted."""
+    lead_ms: float = 2_000.0
+    """Maximum time (ms) that twice as many tokens may last: enough to cover a tile of a prompt where a step takes half
+    of its reader's target."""
 
     # Pieces of prompts
 
