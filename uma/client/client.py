@@ -130,8 +130,8 @@ class Client:
     _link: Link
     _session: ClientSession
     _is_shared: bool = False
-    """Whether requests are those of several clients: the server is told which is whose, and one whose id another has
-    that runs gets an id of its own."""
+    """Whether the server is a process of ours, for requests of several clients: it is told which is whose, and one
+    whose id another has that runs gets an id of its own."""
     _greeted: trio.Event = attrs.field(factory=trio.Event, init=False)
     """The hello is answered, be it with how far the server's model is loaded: then another answer follows."""
     _loading_percent: int | None = attrs.field(default=None, init=False)
@@ -382,7 +382,17 @@ class Client:
 
     def _raise_if_lost(self) -> None:
         if self._failure is not None:
-            raise ConnectionLost(f"{self._where}: the session is over ({self._failure.message}); connect again")
+            raise self._told(
+                ConnectionLost(f"{self._where}: the session is over ({self._failure.message}); connect again")
+            )
+
+    def _told(self, failure: UmaError) -> UmaError:
+        """What callers get where the session ends so: of a process of ours they know no more than that it is gone."""
+        if not self._is_shared or not isinstance(failure, ConnectionLost):
+            return failure
+        return InternalError(
+            f"the process of {self._where} has ended, and this request with it; the next one loads it again"
+        )
 
     # What comes in.
 
@@ -484,9 +494,9 @@ class Client:
         if self._failure is None:
             self._failure = error
         for stream in self._streams.values():
-            stream.fail(self._failure)
+            stream.fail(self._told(self._failure))
         for question in self._questions.values():
-            question.resolve(self._failure)
+            question.resolve(self._told(self._failure))
         self._streams.clear()
         self._greeted.set()
         self._lost.set()

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, Protocol, TypeVar
 
 import attrs
 import trio
 
 from uma.client import Client
-from uma.errors import ConnectionLost, InternalError, ModelUnusable, UmaError, UnknownModel
+from uma.errors import InternalError, ModelUnusable, UmaError, UnknownModel
 from uma.models.catalog import ModelFile
 from uma.models.names import with_adapter
 from uma.net.file_watch import FileState, state_of
@@ -145,12 +145,11 @@ class ServedModel:
         """
         began = trio.current_time()
         client = await self._loaded()
-        held = LoadedModel(self, client, 1000 * (trio.current_time() - began))
+        waited_ms = 1000 * (trio.current_time() - began)
         self.keep_sec = self.keep_sec if keep_sec is None else keep_sec
         self.running += 1
         try:
-            with held.tells_crash():
-                yield held
+            yield LoadedModel(self, client, waited_ms)
         finally:
             self.running -= 1
             self.used_at = trio.current_time()
@@ -280,17 +279,6 @@ class LoadedModel:
     waited_ms: float = 0.0
     """How long it was waited for to be loaded."""
 
-    @contextmanager
-    def tells_crash(self) -> Iterator[None]:
-        """A block in which the end of the process is an `InternalError`."""
-        try:
-            yield
-        except ConnectionLost as error:
-            name = self.model.file.name
-            raise InternalError(
-                f"the process of {name} has ended, and this request with it; the next one loads it again"
-            ) from error
-
     @property
     def info(self) -> ServerInfo:
         """See `Source`."""
@@ -301,40 +289,34 @@ class LoadedModel:
     async def generate(self, request: Request) -> AsyncIterator[EventStream]:
         """See `Source`."""
         self.model.note_wait(request.id, self.waited_ms)
-        with self.tells_crash():
-            entering = self.client.generate(_own(request, self.info))
-            del request  # its files are large, and once they are sent nobody needs them
-            async with entering as stream:
-                yield stream
+        entering = self.client.generate(_own(request, self.info))
+        del request  # its files are large, and once they are sent nobody needs them
+        async with entering as stream:
+            yield stream
 
     async def embed(self, request: EmbedRequest) -> Embeddings:
         """See `Source`."""
-        with self.tells_crash():
-            return await self.client.embed(_own(request, self.info))
+        return await self.client.embed(_own(request, self.info))
 
     async def rerank(self, request: RerankRequest) -> Ranking:
         """See `Source`."""
-        with self.tells_crash():
-            return await self.client.rerank(_own(request, self.info))
+        return await self.client.rerank(_own(request, self.info))
 
     async def decide(self, request: DecisionRequest) -> Decisions:
         """See `Source`."""
-        with self.tells_crash():
-            return await self.client.decide(_own(request, self.info))
+        return await self.client.decide(_own(request, self.info))
 
     async def tokenize(self, request: Request, *, pieces: bool = False) -> Tokenized:
         """See `Source`."""
-        with self.tells_crash():
-            return await self.client.tokenize(_own(request, self.info), pieces=pieces)
+        return await self.client.tokenize(_own(request, self.info), pieces=pieces)
 
     async def health(self, *, probe: bool = True) -> Health:
         """See `Source`."""
-        with self.tells_crash():
-            return await self.client.health(probe=probe)
+        return await self.client.health(probe=probe)
 
     async def metrics(self) -> Mapping[str, Any]:
         """See `Source`. Of a process that does not answer what it said last."""
-        with self.tells_crash(), trio.move_on_after(LOOK_SEC):
+        with trio.move_on_after(LOOK_SEC):
             self.model.metrics = await self.client.metrics()
         return self.model.metrics
 
@@ -347,7 +329,7 @@ class LoadedModel:
         requests.
         """
         shown = self.model.activity
-        with self.tells_crash(), trio.move_on_after(LOOK_SEC):
+        with trio.move_on_after(LOOK_SEC):
             activity = await self.client.activity(id)
             running, waiting = (
                 tuple(map(self._numbered, requests)) for requests in (activity.running, activity.waiting)
@@ -363,13 +345,11 @@ class LoadedModel:
 
     async def end_request(self, number: int) -> bool:
         """End the request of this number, as `activity` tells it; whether it still ran."""
-        with self.tells_crash():
-            return await self.client.end_request(number // MOST_MODELS)
+        return await self.client.end_request(number // MOST_MODELS)
 
     async def trace(self, seconds: float) -> dict[str, Any]:
         """What its threads do within so many seconds, as `Models.trace`."""
-        with self.tells_crash():
-            text = await self.client.trace(seconds)
+        text = await self.client.trace(seconds)
 
         def read() -> dict[str, Any]:
             trace: dict[str, Any] = json.loads(text)
@@ -383,8 +363,7 @@ class LoadedModel:
 
     async def explain(self, id: str = "") -> Explained:
         """See `Source`. What it knew ends with its process. The time of its load is the request's, too."""
-        with self.tells_crash():
-            found = await self.client.explain(id)
+        found = await self.client.explain(id)
         if not (ms := round(self.model.waits_ms.get(found.id, 0.0), 3)):
             return found
         spent = {"loading": ms, **found.spent_ms}
