@@ -126,7 +126,6 @@ class OneLine(Lines):
     period_sec = LINE_SEC
 
     def look(self, speed: Speed) -> None:
-        """See `ProgressView`."""
         share, columns = speed.tally.share, say.columns()
         bar = f"{words.blocks(int(100 * share), BAR_CELLS)} " if share else ""
         say.passing(bar + speed.line(None if columns is None else columns - len(bar)))

@@ -87,7 +87,6 @@ class ModelsThere(Models):
 
     @property
     def info(self) -> ServerInfo:
-        """See `Source`."""
         return self._card(self._listed[0].name) if self._listed else self._client.info
 
     def _card(self, name: str) -> ServerInfo:
@@ -95,11 +94,9 @@ class ModelsThere(Models):
         return attrs.evolve(known, models=tuple(offered.name for offered in self._listed))
 
     def listed(self) -> Sequence[ListedModel]:
-        """See `types.Models`."""
         return [self._with_card(offered) for offered in self._listed]
 
     def find(self, model: str) -> ListedModel:
-        """See `types.Models`."""
         every = {offered.name: offered for offered in self._listed}
         name = one_meant(
             model,
@@ -121,14 +118,12 @@ class ModelsThere(Models):
         return self._listed[0].name
 
     async def card(self, model: str | None, *, loads: bool = True) -> ServerInfo:
-        """See `types.Models`."""
         name = self._name(model)
         await self._session(name, loads=loads)
         return self._card(name)
 
     @asynccontextmanager
     async def using(self, model: str | None, keep_sec: float | None = None) -> AsyncIterator[Source]:
-        """See `types.Models`."""
         name = self._name(model)
         session = await self._session(name)
         await self.load(name, keep_sec or None)
@@ -140,7 +135,6 @@ class ModelsThere(Models):
                     await self._let_leave(name)
 
     def loaded(self, model: str | None) -> Source | None:
-        """See `types.Models`."""
         name = self._name(model)
         session = self._sessions.get(name)
         return session if session is not None and self.find(name).info is not None else None
@@ -156,11 +150,9 @@ class ModelsThere(Models):
         return self._noted(await self._client.load(self._name(model), keep_sec))
 
     async def unload(self, model: str | None) -> ListedModel:
-        """See `types.Models`."""
         return self._noted(await self._client.unload(self._name(model)))
 
     async def pin(self, model: str | None, *, is_pinned: bool = True) -> ListedModel:
-        """See `types.Models`."""
         return self._noted(await self._client.pin(self._name(model), is_pinned=is_pinned))
 
     def _noted(self, model: ListedModel) -> ListedModel:
@@ -176,32 +168,25 @@ class ModelsThere(Models):
         raise BadRequest.at("model", f"a gateway removes nothing; `uma rm {model}` does, for the server's user")
 
     async def look_again(self, *, is_changed: bool = False) -> None:
-        """See `types.Models`."""
         await self._look(reload=True)
 
     async def trace(self, seconds: float) -> str:
-        """See `types.Models`."""
         return await self._client.trace(seconds)
 
     def loading_percent(self, model: str | None) -> int | None:
-        """See `types.Models`."""
         found = next((offered for offered in self._listed if offered.name == self._name(model)), None)
         return None if found is None or found.state == "loaded" else found.loading_percent or 0
 
     async def health(self, *, probe: bool = True) -> Health:
-        """See `Source`."""
         return await self._client.health(probe=probe)
 
     async def metrics(self) -> Mapping[str, Any]:
-        """See `Source`."""
         return await self._client.metrics()
 
     async def activity(self, id: str = "") -> Activity:
-        """See `Source`."""
         return await self._client.activity(id)
 
     async def explain(self, id: str = "") -> Explained:
-        """See `Source`."""
         return await self._client.explain(id)
 
 

@@ -169,7 +169,6 @@ class SilentServer(Server):
     """A server that listens nowhere: others reach its engine by what serves beside it."""
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """See `Server.serve`."""
         async with trio.open_nursery() as nursery:
             self._begin(nursery)
             task_status.started()

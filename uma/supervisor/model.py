@@ -34,6 +34,7 @@ from uma.types import (
     RerankRequest,
     RunningRequest,
     ServerInfo,
+    Source,
     Tokenized,
 )
 
@@ -271,7 +272,7 @@ class ServedModel:
 
 
 @attrs.frozen
-class LoadedModel:
+class LoadedModel(Source):
     """A model that is loaded, as a `Source`: it answers without a wait, also while it is to leave."""
 
     model: ServedModel
@@ -281,13 +282,11 @@ class LoadedModel:
 
     @property
     def info(self) -> ServerInfo:
-        """See `Source`."""
         assert self.model.card is not None  # since its first load
         return self.model.card
 
     @asynccontextmanager
     async def generate(self, request: Request) -> AsyncIterator[EventStream]:
-        """See `Source`."""
         self.model.note_wait(request.id, self.waited_ms)
         entering = self.client.generate(_own(request, self.info))
         del request  # its files are large, and once they are sent nobody needs them
@@ -295,23 +294,18 @@ class LoadedModel:
             yield stream
 
     async def embed(self, request: EmbedRequest) -> Embeddings:
-        """See `Source`."""
         return await self.client.embed(_own(request, self.info))
 
     async def rerank(self, request: RerankRequest) -> Ranking:
-        """See `Source`."""
         return await self.client.rerank(_own(request, self.info))
 
     async def decide(self, request: DecisionRequest) -> Decisions:
-        """See `Source`."""
         return await self.client.decide(_own(request, self.info))
 
     async def tokenize(self, request: Request, *, pieces: bool = False) -> Tokenized:
-        """See `Source`."""
         return await self.client.tokenize(_own(request, self.info), pieces=pieces)
 
     async def health(self, *, probe: bool = True) -> Health:
-        """See `Source`."""
         return await self.client.health(probe=probe)
 
     async def metrics(self) -> Mapping[str, Any]:

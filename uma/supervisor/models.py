@@ -130,11 +130,9 @@ class LoadedModels(Models):
         return tuple(file.name for file in self.shelf.files)
 
     def listed(self) -> Sequence[ListedModel]:
-        """See `types.Models`."""
         return [self._listed(file) for file in self.shelf.files]
 
     def find(self, model: str) -> ListedModel:
-        """See `types.Models`."""
         return self._listed(self.shelf.named(model))
 
     def _listed(self, file: ModelFile) -> ListedModel:
@@ -168,7 +166,6 @@ class LoadedModels(Models):
         )
 
     async def card(self, model: str | None, *, loads: bool = True) -> ServerInfo:
-        """See `types.Models`."""
         found = await self._find(model)
         if found.card is None and loads:
             async with found.in_use():
@@ -177,25 +174,21 @@ class LoadedModels(Models):
 
     @asynccontextmanager
     async def using(self, model: str | None, keep_sec: float | None = None) -> AsyncIterator[Source]:
-        """See `types.Models`."""
         found = await self._find(model)
         async with found.in_use(keep_sec) as held:
             yield held
 
     def loaded(self, model: str | None) -> Source | None:
-        """See `types.Models`."""
         found = self._model(model)
         return next((held for held in self._loaded() if held.model is found and not found.is_leaving), None)
 
     async def load(self, model: str | None, keep_sec: float | None = None) -> ListedModel:
-        """See `types.Models`."""
         found = await self._find(model)
         async with found.in_use(keep_sec):
             pass
         return self._listed(found.file)
 
     async def unload(self, model: str | None) -> ListedModel:
-        """See `types.Models`."""
         found = await self._find(model)
         if found.is_pinned:
             name = found.file.name
@@ -205,7 +198,6 @@ class LoadedModels(Models):
         return self._listed(found.file)
 
     async def pin(self, model: str | None, *, is_pinned: bool = True) -> ListedModel:
-        """See `types.Models`."""
         found = await self._find(model)
         found.is_pinned = is_pinned
         if is_pinned:
@@ -219,13 +211,11 @@ class LoadedModels(Models):
         return self._listed(found.file)
 
     def download(self, name: str) -> HubDownload:
-        """See `types.Models`."""
         if self.config.models != ALL_MODELS:
             raise BadRequest.at("model", f"this server has {self.config.models} alone; --models all serves what comes")
         return HubDownload.of(name)
 
     async def remove(self, model: str) -> None:
-        """See `types.Models`."""
         found = await self._find(model)
         path = str(found.file.path)
         if found.file.name == BUILTIN:
@@ -249,7 +239,6 @@ class LoadedModels(Models):
                     self._known[file.name].file = file
 
     def loading_percent(self, model: str | None) -> int | None:
-        """See `types.Models`."""
         try:
             found = self._model(model)
         except UnknownModel:
@@ -321,7 +310,6 @@ class LoadedModels(Models):
         return total
 
     def snapshot(self) -> Mapping[str, Any]:
-        """See `server.connection.ServedEngine`."""
         return EngineMetrics().snapshot()
 
     def _loaded(self) -> list[LoadedModel]:
@@ -370,11 +358,9 @@ class LoadedModels(Models):
     # Loading and leaving.
 
     def begin_drain(self) -> None:
-        """See `server.connection.ServedEngine`."""
         self._is_draining = True
 
     async def end_request(self, number: int) -> bool:
-        """See `server.connection.ServedEngine`."""
         of_model = [model for model in self._loaded() if model.model.index == number % MOST_MODELS]
         return bool(of_model) and await of_model[0].end_request(number)
 
@@ -392,7 +378,6 @@ class LoadedModels(Models):
         return max(0.0, self._paused_until - trio.current_time())
 
     async def trace(self, seconds: float) -> str:
-        """See `types.Models`."""
         traces: list[dict[str, Any]] = []
         failures: list[UmaError] = [BadRequest.at("type", "no model is loaded, so there is nothing to trace")]
 
@@ -451,7 +436,6 @@ class LoadedModels(Models):
             del self._changes[change]
 
     def changed(self) -> None:
-        """See `model.ModelLoader`."""
         for change in self._changes:
             change.set()
 

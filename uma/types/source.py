@@ -156,7 +156,6 @@ class Models(Source):
 
     @asynccontextmanager
     async def generate(self, request: Request) -> AsyncIterator[EventStream]:
-        """See `Source`."""
         async with self.using(request.model) as source:
             entering = source.generate(request)
             del request  # with its files
@@ -164,22 +163,18 @@ class Models(Source):
                 yield stream
 
     async def embed(self, request: EmbedRequest) -> Embeddings:
-        """See `Source`."""
         async with self.using(request.model) as source:
             return await source.embed(request)
 
     async def rerank(self, request: RerankRequest) -> Ranking:
-        """See `Source`."""
         async with self.using(request.model) as source:
             return await source.rerank(request)
 
     async def decide(self, request: DecisionRequest) -> Decisions:
-        """See `Source`."""
         async with self.using(request.model) as source:
             return await source.decide(request)
 
     async def tokenize(self, request: Request, *, pieces: bool = False) -> Tokenized:
-        """See `Source`."""
         async with self.using(request.model) as source:
             return await source.tokenize(request, pieces=pieces)
 
