@@ -97,21 +97,18 @@ class ProgressView(Protocol):
         """The last word."""
 
 
-class Lines:
+class Lines(ProgressView):
     """Progress as lines on standard error, each of which stays."""
 
     period_sec = LINES_SEC
 
     def look(self, speed: Speed) -> None:
-        """See `ProgressView`."""
         say.note(speed.line())
 
     def tell(self, text: str) -> None:
-        """See `ProgressView`."""
         say.note(text)
 
     def end(self, speed: Speed, *, is_done: bool) -> None:
-        """See `ProgressView`."""
         tally, tokens = speed.tally, speed.tally.completion_tokens
         now = f", {tally.rows - tally.begun_rows:,} of them now" if tally.begun_rows else ""
         took = f"{now} in {words.time_span(speed.elapsed_sec)}"
@@ -131,21 +128,18 @@ class OneLine(Lines):
         say.passing(bar + speed.line(None if columns is None else columns - len(bar)))
 
 
-class Events:
+class Events(ProgressView):
     """Progress as lines of JSON on standard output, for programs."""
 
     period_sec = LINE_SEC
 
     def look(self, speed: Speed) -> None:
-        """See `ProgressView`."""
         self._write("progress", **self._figures(speed))
 
     def tell(self, text: str) -> None:
-        """See `ProgressView`."""
         say.note(text)
 
     def end(self, speed: Speed, *, is_done: bool) -> None:
-        """See `ProgressView`."""
         self._write("done" if is_done else "stopped", **self._figures(speed))
 
     def _figures(self, speed: Speed) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from uma.cli.markdown import LiveMarkdown
 from uma.cli.sanitize import sanitize
 from uma.cli.source import LOOK_SEC
 from uma.cli.terminal import SilentTyping
-from uma.cli.view import Look, ShownAnswer
+from uma.cli.view import ChatView, Look, ShownAnswer
 from uma.errors import UmaError
 
 FRAME_SEC = 0.05
@@ -27,7 +27,7 @@ FRAME_SEC = 0.05
 
 
 @attrs.frozen
-class TerminalView:
+class TerminalView(ChatView):
     """Colours, live Markdown, and line editing."""
 
     console: Console
@@ -41,15 +41,12 @@ class TerminalView:
         return cls(Console(highlight=False), lines, SilentTyping(sys.stdin.fileno()))
 
     def tell(self, text: str) -> None:
-        """See `ChatView.tell`."""
         self.console.print(Text(sanitize(text), style="dim"))
 
     def complain(self, text: str) -> None:
-        """See `ChatView.complain`."""
         self.console.print(Text(sanitize(text), style="red"))
 
     def listing(self, rows: Sequence[tuple[str, str]]) -> None:
-        """See `ChatView.listing`."""
         grid = Table.grid(padding=(0, 2))
         grid.add_column()
         grid.add_column(overflow="fold")  # a long path is to be copied
@@ -63,7 +60,6 @@ class TerminalView:
 
     @asynccontextmanager
     async def answering(self, look: Look) -> AsyncIterator[ShownAnswer]:
-        """See `ChatView.answering`."""
         live = LiveMarkdown(self.console, self.console.file)
         # A Ctrl-Z that comes too late for `_suspend` stops the process once the terminal is as it was.
         with _suspensions() as arrivals:
@@ -80,17 +76,15 @@ class TerminalView:
 
 
 @attrs.frozen
-class LiveAnswer:
+class LiveAnswer(ShownAnswer):
     """An answer drawn by a task beside the one that receives it."""
 
     _live: LiveMarkdown
 
     async def add(self, text: str) -> None:
-        """See `ShownAnswer.add`."""
         self._live.add(text)
 
     async def think(self, text: str) -> None:
-        """See `ShownAnswer.think`."""
         self._live.think(text)
 
 

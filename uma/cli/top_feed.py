@@ -49,14 +49,13 @@ class Feed(Protocol):
 
 
 @attrs.define(eq=False)
-class SocketFeed:
+class SocketFeed(Feed):
     """A server on a socket."""
 
     where: str
     _client: Client | None = attrs.field(default=None, init=False)
 
     async def follow(self, post: Post) -> None:
-        """See `Feed`."""
         await _again(self.where, post, self._follow_once)
 
     async def _follow_once(self, post: Post) -> None:
@@ -95,7 +94,6 @@ class SocketFeed:
         return Frame(self.where, at_sec, name, figures, metrics, activity, None, pid, rss_bytes)
 
     async def end(self, number: int, id: str) -> bool:
-        """See `Feed`."""
         if self._client is None:
             raise ConnectionLost(f"{self.where}: only a server that is heard of ends requests from here")
         return await self._client.end_request(number)
@@ -122,7 +120,7 @@ def _rss_bytes(pid: int | None) -> int | None:
 
 
 @attrs.define(eq=False)
-class HttpFeed:
+class HttpFeed(Feed):
     """A server at a URL."""
 
     where: str
@@ -133,7 +131,6 @@ class HttpFeed:
         return HttpClient(self.where, self._key, SILENCE_SEC)
 
     async def follow(self, post: Post) -> None:
-        """See `Feed`."""
         await _again(self.where, post, self._follow_once)
 
     async def _follow_once(self, post: Post) -> None:
@@ -168,7 +165,6 @@ class HttpFeed:
         return Frame(self.where, values["at_ms"] / 1000, model, figures, values["metrics"], activity, own)
 
     async def end(self, number: int, id: str) -> bool:
-        """See `Feed`."""
         return await _in_thread(self._end, f"/v1/requests/{quote(id, safe='')}")
 
     def _end(self, path: str) -> bool:

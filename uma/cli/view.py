@@ -100,22 +100,19 @@ class PlainLines:
 
 
 @attrs.frozen
-class PlainView:
+class PlainView(ChatView):
     """Text as it is."""
 
     lines: PlainLines
     _output: TextOutput
 
     def tell(self, text: str) -> None:
-        """See `ChatView.tell`."""
         say.plain(text)
 
     def complain(self, text: str) -> None:
-        """See `ChatView.complain`."""
         say.complain(text)
 
     def listing(self, rows: Sequence[tuple[str, str]]) -> None:
-        """See `ChatView.listing`."""
         width = max(len(name) for name, _ in rows)
         for name, words in rows:
             self.tell(f"{name:<{width}}  {words}")
@@ -134,13 +131,12 @@ class PlainView:
 
 
 @attrs.frozen
-class PlainAnswer:
+class PlainAnswer(ShownAnswer):
     """An answer written as it comes."""
 
     _output: TextOutput
 
     async def add(self, text: str) -> None:
-        """See `ShownAnswer.add`."""
         await self._output.write(text)
 
     async def think(self, text: str) -> None:

@@ -101,7 +101,7 @@ class HasUsers(Protocol):
 
 
 @attrs.define(eq=False)
-class _Work:
+class _Work(Answering):
     """Answer that is being written: its exchange, its scope, and why it was ended from outside, if it was."""
 
     exchange: Exchange
@@ -110,15 +110,12 @@ class _Work:
 
     @property
     def owner(self) -> Hashable:
-        """See `Exchange.owner`."""
         return self.exchange.owner
 
     def end_thinking(self) -> None:
-        """See `Answering`."""
         self.exchange.end_thinking()
 
     def stop(self) -> None:
-        """See `Answering`."""
         self.end(Ended(ENDED))
 
     def end(self, verdict: UmaError) -> None:

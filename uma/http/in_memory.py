@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message
 
 from uma.errors import UmaError
 from uma.http.exchange import ACCOUNT, ID, LINES
-from uma.jobs import Progress, RowAnswer
+from uma.jobs import Progress, RowAnswer, RowAsk
 from uma.net.quota import ClientAccount
 from uma.net.throttle import ClientLines, Throttle
 from uma.types import Source
@@ -22,8 +22,8 @@ BACKGROUND = b"-1"
 
 
 @attrs.frozen
-class InMemory:
-    """An `Ask` of an application over HTTP.
+class InMemory(RowAsk):
+    """A `RowAsk` of an application over HTTP.
 
     Every request is in the background lane unless its body names another one. Refusals are answers and not logged.
     """
@@ -37,7 +37,6 @@ class InMemory:
     """Whose bounds hold for them."""
 
     async def __call__(self, path: str, body: bytes, id: str) -> RowAnswer:
-        """See `Ask`."""
         scope = {
             "type": "http",
             "asgi": {"version": "3.0"},
@@ -87,7 +86,6 @@ class InMemory:
         )
 
     async def progress(self) -> Mapping[str, Progress]:
-        """See `Ask`."""
         try:
             activity = await self.source.activity()
         except UmaError:  # a server of an older protocol, or none any more

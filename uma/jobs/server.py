@@ -27,7 +27,7 @@ class Session(Source, Protocol):
 
 
 @attrs.define(eq=False)
-class ReturningServer:
+class ReturningServer(RowAsk):
     """An `RowAsk` of whichever server listens on a socket. While none does, the same works later."""
 
     connect: Callable[[], AbstractAsyncContextManager[Session]]
@@ -37,13 +37,11 @@ class ReturningServer:
     _ask: RowAsk | None = attrs.field(default=None, init=False)
 
     async def __call__(self, path: str, body: bytes, id: str) -> RowAnswer:
-        """See `RowAsk`."""
         if self._ask is None:
             return RowAnswer(503, _GONE, retry_after_ms=int(1000 * RETRY_SEC))
         return await self._ask(path, body, id)
 
     async def progress(self) -> Mapping[str, Progress]:
-        """See `RowAsk`."""
         return {} if self._ask is None else await self._ask.progress()
 
     async def keep(self, client: Session) -> None:

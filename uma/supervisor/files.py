@@ -10,10 +10,11 @@ from uma.errors import BadRequest, ModelError, UmaError
 from uma.models import hub, places
 from uma.models.pull import Pull
 from uma.models.remove import Removal, removal
+from uma.types import Download
 
 
 @attrs.define(eq=False)
-class HubDownload:
+class HubDownload(Download):
     """One download, which its own thread runs; see `types.Download`."""
 
     reference: hub.Reference
@@ -47,7 +48,6 @@ class HubDownload:
             raise UmaError(f"{cache}: cannot be written: {error.strerror}") from error
 
     def stop(self) -> None:
-        """See `types.Download`."""
         self._is_stopped = True
 
     def _note(self, n_bytes: int) -> None:
