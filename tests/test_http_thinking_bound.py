@@ -15,7 +15,7 @@ from script_model import write_script_model
 from harness import PATIENCE_SEC, short_directory
 from models import CHATML
 from uma import Request, SamplingParams, connect
-from uma.http.keys import Keys, add
+from uma.http.keys import KeyFile, add
 from uma.types import Message, ReasoningDelta, Token
 
 THOUGHT = tuple(f"w{number:02} " for number in range(30))
@@ -35,7 +35,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
     ada = add(path, "ada")
     bob = add(path, "bob")
     path.write_text(path.read_text(encoding="utf-8") + f"max_reasoning_tokens = {OF_BOB}\n", encoding="utf-8")
-    assert Keys.load(path).find(bob)
+    assert KeyFile.open(path).find(bob)
     return path, ada, bob
 
 

@@ -57,9 +57,9 @@ def _make(path: Path, name: str, models: Sequence[str], *, manages_models: bool)
 def _list(path: Path) -> None:
     import attrs  # noqa: PLC0415  (slow to import)
 
-    from uma.http.keys import Keys  # noqa: PLC0415
+    from uma.http.keys import load  # noqa: PLC0415
 
-    accounts = [key.account for key in Keys.load(path).known]
+    accounts = [key.account for key in load(path).values()]
     rights = {True: {"manage_models": "true"}, False: {}}
     bounds = [attrs.asdict(account.bounds) | rights[account.manages_models] for account in accounts]
     print_table(

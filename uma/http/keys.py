@@ -57,74 +57,60 @@ class Key:
     account: ClientAccount
 
 
-@attrs.frozen
-class Keys:
-    """All keys of a server."""
-
-    known: tuple[Key, ...]
-
-    @classmethod
-    def load(cls, path: Path) -> Keys:
-        """The keys of a file: `[NAME]` tables with `sha256` and, optionally, `Bounds`.
-
-        Raises `ConfigError` where the file cannot be read, or holds something else.
-        """
-        tables = read_toml(path, f"http_keys: {path}")
-        return cls(tuple(_key(path, name, table) for name, table in tables.items()))
-
-    def find(self, presented: str) -> ClientAccount | None:
-        """The account of a key, or None. Takes the same time whichever key it is, or none."""
-        digest = hash_of(presented)
-        found: ClientAccount | None = None
-        for key in self.known:
-            if hmac.compare_digest(digest, key.sha256):
-                found = key.account
-        return found
-
-    def after(self, earlier: Keys) -> Keys:
-        """The same, where names that were there `earlier` keep their accounts, with the bounds they have now."""
-        accounts = {key.account.name: key.account for key in earlier.known}
-        for key in self.known:
-            if (kept := accounts.get(key.account.name)) is not None:
-                kept.bounds, kept.manages_models = key.account.bounds, key.account.manages_models
-        return Keys(tuple(attrs.evolve(key, account=accounts.get(key.account.name, key.account)) for key in self.known))
-
-
 @attrs.define(eq=False)
 class KeyFile:
     """The keys of a file as it is now. Belongs to one thread."""
 
     _watch: FileWatch
-    _keys: Keys
+    _known: dict[str, Key]
 
     @classmethod
     def open(cls, path: Path) -> KeyFile:
         """Raises `ConfigError` where the file cannot be read, holds no key, or something else."""
-        watch, keys = FileWatch(path), Keys.load(path)
-        if not keys.known:
+        watch, known = FileWatch(path), load(path)
+        if not known:
             raise ConfigError(f"http_keys: {path}: holds no key; make one with `uma key new NAME --keys {path}`")
-        return cls(watch, keys)
+        return cls(watch, known)
 
     def find(self, presented: str) -> ClientAccount | None:
-        """The account of a key, or None; as `Keys.find`.
+        """The account of a key, or None. Takes the same time whichever key it is, or none.
 
         A file that has changed is read first. One that cannot be read is warned of, and the keys stay as they were.
         """
         if self._watch.has_changed():
             self._read()
-        return self._keys.find(presented)
+        digest = hash_of(presented)
+        found: ClientAccount | None = None
+        for key in self._known.values():
+            if hmac.compare_digest(digest, key.sha256):
+                found = key.account
+        return found
 
     def named(self, name: str) -> ClientAccount | None:
         """The account of a key by the key's name."""
-        return next((key.account for key in self._keys.known if key.account.name == name), None)
+        return self._known[name].account if name in self._known else None
 
     def _read(self) -> None:
+        """Read the file; a name that was there keeps its account, with the bounds that it has now."""
         try:
-            self._keys = Keys.load(self._watch.path).after(self._keys)
+            now = load(self._watch.path)
         except ConfigError as error:
-            log(logger, logging.WARNING, "http.keys_not_reloaded", kept=len(self._keys.known), error=error.message)
-        else:
-            log(logger, logging.INFO, "http.keys_reloaded", read=len(self._keys.known))
+            log(logger, logging.WARNING, "http.keys_not_reloaded", kept=len(self._known), error=error.message)
+            return
+        for name in now.keys() & self._known.keys():
+            account, new = self._known[name].account, now[name].account
+            account.bounds, account.manages_models = new.bounds, new.manages_models
+            now[name] = attrs.evolve(now[name], account=account)
+        self._known = now
+        log(logger, logging.INFO, "http.keys_reloaded", read=len(now))
+
+
+def load(path: Path) -> dict[str, Key]:
+    """The keys of a file by name: `[NAME]` tables with `sha256` and, optionally, `Bounds`.
+
+    Raises `ConfigError` where the file cannot be read, or holds something else.
+    """
+    return {name: _key(path, name, table) for name, table in read_toml(path, f"http_keys: {path}").items()}
 
 
 def _key(path: Path, name: str, table: Any) -> Key:
@@ -170,7 +156,7 @@ def add(path: Path, name: str, models: Sequence[str] = (), *, manages_models: bo
     bounds = f"models = {json.dumps(models, ensure_ascii=False)}\n" if models else ""
     bounds += "manage_models = true\n" if manages_models else ""
     before = path.read_text(encoding="utf-8") if path.exists() else ""
-    if before.strip() and name in _names(path):
+    if before.strip() and name in load(path):
         raise ConfigError(f"{path}: [{name}] is there already; choose another name, or remove that table")
     key = PREFIX + secrets.token_urlsafe(32)
     try:
@@ -189,7 +175,7 @@ def remove(path: Path, name: str) -> None:
 
     Raises `ConfigError` where there is no such key, or its table is written so that only an editor can remove it.
     """
-    names = _names(path)
+    names = load(path)
     if name not in names:
         raise ConfigError(f"{path}: there is no key {name}; there are {', '.join(sorted(names)) or 'none'}")
     before = path.read_bytes().decode()  # with the ends of lines that it has
@@ -219,7 +205,3 @@ def _without(text: str, name: str) -> str:
                 last += 1
             return "".join(lines[:begin] + lines[last + 1 :])
     return text
-
-
-def _names(path: Path) -> set[str]:
-    return {key.account.name for key in Keys.load(path).known}
