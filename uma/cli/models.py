@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 from uma.cli import say, words
 from uma.cli.default_model import check_folder
 from uma.cli.memory import fits, memory_bytes
@@ -47,21 +49,12 @@ def show_models(models: Sequence[ModelFile], memory: int) -> None:
 
 def as_json(model: ModelFile, memory: int) -> dict[str, Any]:
     """One model with every field of `ModelFile`; sizes in bytes and tokens, `problem` null for a sound file."""
-    return {
-        "name": model.name,
-        "path": str(model.path),
-        "size_bytes": model.size_bytes,
-        "place": model.place,
-        "kind": model.kind,
-        "vision": model.vision,
-        "projector": None if model.projector is None else str(model.projector),
-        "quantization": model.quantization,
-        "context_length": model.context_length,
-        "architecture": model.architecture,
-        "parameters": model.parameters,
-        "fits": fits(model.size_bytes, memory),
-        "problem": model.problem,
-    }
+    fields = attrs.asdict(model, value_serializer=lambda _of, _field, value: _plain(value))
+    return fields | {"fits": fits(model.size_bytes, memory)}
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else value
 
 
 def _row(model: ModelFile, memory: int) -> tuple[str, ...]:

@@ -139,7 +139,11 @@ def _row(server: Running) -> tuple[str, ...]:
 
 def _as_json(server: Running) -> dict[str, Any]:
     since = None if server.since is None else server.since.isoformat(timespec="seconds")
-    models = {"models": [_model_json(model) for model in server.models]} if server.models else {}
+    models = (
+        {"models": [attrs.asdict(model, filter=attrs.filters.exclude("info")) for model in server.models]}
+        if server.models
+        else {}
+    )
     return attrs.asdict(server, filter=attrs.filters.exclude("models")) | {"since": since} | models
 
 
@@ -168,21 +172,3 @@ def _leaves(model: ListedModel) -> str:
     if model.leaves_in_sec is not None:
         return f"leaves in {timedelta(seconds=round(model.leaves_in_sec))}"
     return "leaves when its memory is needed" if model.state == "loaded" else ""
-
-
-def _model_json(model: ListedModel) -> dict[str, Any]:
-    """Every field that tells of the model as it is now; sizes in bytes, times in seconds."""
-    names = (
-        "name",
-        "path",
-        "size_bytes",
-        "state",
-        "loading_percent",
-        "taken_bytes",
-        "memory_bytes",
-        "fits",
-        "running",
-        "waiting",
-    )
-    times = ("is_pinned", "leaves_in_sec", "failure", "retry_in_sec", "yielded")
-    return {name: getattr(model, name) for name in (*names, *times)}
