@@ -181,13 +181,13 @@ def test_an_answer_is_stopped_repeated_branched_and_kept_by_keyboard(
         expect(page.locator(".note")).to_contain_text("Stopped.")
         tab_to(page, "Settings")
         page.keyboard.press("Enter")
-        for name, figure in (("Temperature", "0"), ("Longest answer", "9"), ("Shortest answer", "9")):
+        for name, figure in (("Temperature", "0"), ("Max tokens", "9"), ("Min tokens", "9")):
             page.get_by_label(name, exact=True).focus()
             page.keyboard.press("Control+A")
             page.keyboard.type(figure)
         page.keyboard.press("Escape")
         with page.expect_request("**/ui/api/answers") as sent:
-            tab_to(page, "Answer again")
+            tab_to(page, "Regenerate")
             page.keyboard.press("Enter")
         asked = json.loads(sent.value.post_data or "")["sampling"]
         assert (asked["temperature"], asked["max_tokens"], asked["min_tokens"]) == (0, 9, 9)
@@ -197,7 +197,7 @@ def test_an_answer_is_stopped_repeated_branched_and_kept_by_keyboard(
         expect(page.get_by_label("Your question")).to_have_value("Tell me a story about a fox")
         page.keyboard.press("Escape")
         expect(page.get_by_label("Message", exact=True)).to_be_focused()
-        tab_to(page, "Branch off into a new chat")
+        tab_to(page, "Branch in a new chat")
         page.keyboard.press("Enter")
         expect(page.locator("#title")).to_have_text("Tell me a story about a fox (branch)")
         with page.expect_file_chooser() as choosing:
@@ -270,7 +270,7 @@ def test_the_focus_goes_on_from_where_it_was(browser: Browser, http_server: Http
 
         one.ask("What is UMA?")
         one.wait_for_answer()
-        press(page.get_by_role("button", name="Answer again"))
+        press(page.get_by_role("button", name="Regenerate"))
         expect(page.get_by_role("group", name="Version 2 of 2")).to_be_visible()
         expect(box).to_be_focused()
         one.wait_for_answer()
@@ -279,7 +279,7 @@ def test_the_focus_goes_on_from_where_it_was(browser: Browser, http_server: Http
         expect(page.locator("article.user .versions")).to_be_visible()
         expect(box).to_be_focused()
         one.wait_for_answer()
-        branch = page.get_by_role("button", name="Branch off into a new chat")
+        branch = page.get_by_role("button", name="Branch in a new chat")
         press(branch)
         expect(page.locator("#title")).to_contain_text("(branch)")
         expect(branch).to_be_focused()
@@ -288,7 +288,7 @@ def test_the_focus_goes_on_from_where_it_was(browser: Browser, http_server: Http
         expect(other).to_have_attribute("aria-current", "true")
         expect(other).to_be_focused()
         press(page.get_by_role("button", name="Settings", exact=True))
-        reset = page.get_by_role("button", name="Back to the defaults")
+        reset = page.get_by_role("button", name="Reset to defaults")
         page.get_by_label("Top k").fill("40")
         press(reset)
         expect(page.get_by_label("Top k")).to_have_value("")
@@ -315,7 +315,7 @@ def test_an_answer_that_ends_takes_the_focus_from_nothing(browser: Browser, http
         one.wait_for_answer()
         expect(page.locator(".conversation .pulse")).to_have_count(0)
         expect(page.locator(".conversation")).to_be_focused()
-        page.get_by_role("button", name="Answer again").click()
+        page.get_by_role("button", name="Regenerate").click()
         page.locator(".is-writing .block").first.wait_for()
         page.get_by_role("button", name="Stop the answer").focus()
         page.keyboard.press("Enter")

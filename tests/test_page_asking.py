@@ -19,7 +19,7 @@ def test_enter_while_an_answer_is_written_sends_the_question_next(browser: Brows
         here.ask("Second?")
         queued = page.get_by_role("list", name="Queued questions").locator(".what")
         expect(queued).to_have_text(["Second?"])
-        expect(hint).to_have_text("Enter sends this once the answer ends, Escape stops the answer.")
+        expect(hint).to_have_text("Enter queues your next question, Escape stops the answer.")
         here.ask("More?")
         expect(queued).to_have_text(["Second?", "More?"])
         assert violations(page) == []
@@ -34,7 +34,7 @@ def test_enter_while_an_answer_is_written_sends_the_question_next(browser: Brows
         # A stop leaves what was entered before it in the box, and sends what is entered after it, however soon.
         page.keyboard.press("Escape")
         expect(page.locator(".note")).to_contain_text("Stopped.")
-        expect(hint).to_contain_text("Enter sends, Shift and Enter begin a new line")
+        expect(hint).to_contain_text("Enter to send, Shift+Enter for a new line")
         expect(box).to_have_value("Second?")
         page.keyboard.press("Enter")
         page.locator(".is-writing .block").first.wait_for()
@@ -44,7 +44,7 @@ def test_enter_while_an_answer_is_written_sends_the_question_next(browser: Brows
         page.locator(".is-writing .block").first.wait_for()
         page.keyboard.press("Escape")
         page.locator("#chips").click()
-        page.get_by_label("Longest answer").fill("400")
+        page.get_by_label("Max tokens").fill("400")
         page.keyboard.press("Escape")
         for text in ("Fourth?", "Fifth?", "Sixth?"):
             here.ask(text)
@@ -66,7 +66,7 @@ def test_the_server_explains_where_an_answer_s_time_went(here: Visitor) -> None:
     here.ask("What is UMA?")
     here.wait_for_answer()
     page.set_viewport_size({"width": 1200, "height": 360})
-    why = page.get_by_role("button", name="Why so long?")
+    why = page.get_by_role("button", name="Timing")
     why.click()
     expect(page.locator(".why li").first).to_contain_text(re.compile(r"^\d+\.\d m?s: "))
     bottoms = "['#scroller', '.why'].map(one => document.querySelector(one).getBoundingClientRect().bottom)"
@@ -78,5 +78,5 @@ def test_the_server_explains_where_an_answer_s_time_went(here: Visitor) -> None:
     expect(page.locator(".why")).to_have_count(0)
     why.click()
     page.reload()  # it is known of answers that the browser keeps, too
-    page.get_by_role("button", name="Why so long?").click()
+    page.get_by_role("button", name="Timing").click()
     expect(page.locator(".why")).to_contain_text("Cache:")

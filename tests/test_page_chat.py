@@ -118,7 +118,7 @@ def test_a_conversation_from_question_to_figures(here: Visitor) -> None:
     figures.hover()
     expect(more).to_be_visible()
     name = page.locator("#model").inner_text()
-    for word in ("tokens/s", "to the first token", "prompt tokens cached", f"{name} · "):
+    for word in ("tokens/s", "to the first token", "prompt tokens from the cache", f"{name} · "):
         expect(figures).to_contain_text(word)
     assert name == httpx.get(f"{here.url}/ui/api/info").json()["model"]["called"]
     here.ask("Tell me a story about a fox")
@@ -187,7 +187,7 @@ def test_a_server_that_goes_away_is_waited_for_and_what_was_said_stays(browser: 
         one.ask("Tell me a story about a fox")
         page.locator(".is-writing .block").first.wait_for()
         server.process.process.kill()
-        expect(page.locator(".status")).to_contain_text("Picking the answer up again")
+        expect(page.locator(".status")).to_contain_text("Reconnecting")
         expect(page.locator(".failure")).to_contain_text("The server does not answer")
         expect(page.get_by_role("button", name="Try again")).to_be_visible()
         assert page.locator("article.assistant .blocks").inner_text()
@@ -214,7 +214,7 @@ def test_a_server_with_another_model_is_named_as_soon_as_it_is_asked_something(h
     serve("Third")
     page.get_by_role("link", name="Live").click()
     expect(card).to_have_text("Third")
-    expect(page.locator("#base")).to_have_text(re.compile("^This is a base model, without a chat template: "))
+    expect(page.locator("#base")).to_have_text(re.compile("^This is a base model without a chat template: "))
 
 
 def test_a_base_model_says_so_and_goes_on_with_the_text(browser: Browser, tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_edit_regenerate_and_switch_between_versions(here: Visitor) -> None:
     page = here.visit().page
     here.ask("What is UMA?")
     here.wait_for_answer()
-    page.get_by_role("button", name="Answer again").click()
+    page.get_by_role("button", name="Regenerate").click()
     expect(page.get_by_role("group", name="Version 2 of 2")).to_be_visible()
     here.wait_for_answer()
     page.get_by_role("button", name="Previous version").click()
@@ -264,7 +264,7 @@ def test_edit_regenerate_and_switch_between_versions(here: Visitor) -> None:
     expect(page.locator(".bubble")).to_have_text("Who are you?")
     page.get_by_role("button", name="Previous version").click()
     expect(page.locator(".bubble")).to_have_text("What is UMA?")
-    page.get_by_role("button", name="Branch off into a new chat").click()
+    page.get_by_role("button", name="Branch in a new chat").click()
     expect(page.locator(".conversation")).to_have_count(2)
     expect(page.locator("#title")).to_have_text("What is UMA? (branch)")
 
@@ -314,8 +314,8 @@ def test_instructions_and_files_reach_the_model(here: Visitor, tmp_path: Path) -
     note = tmp_path / "note.txt"
     note.write_text("The fox is called Olga.\n" * 3)
     page.get_by_role("button", name="Settings", exact=True).click()
-    page.get_by_label("Instructions (system prompt)").fill("You are a fox.")
-    page.get_by_label("Longest answer").fill("7")
+    page.get_by_label("System prompt", exact=True).fill("You are a fox.")
+    page.get_by_label("Max tokens").fill("7")
     page.get_by_role("button", name="Close").click()
     page.locator("#attach-file").set_input_files(note)
     expect(page.locator("#attached")).to_contain_text("note.txt")
@@ -384,7 +384,7 @@ def test_the_chip_tells_how_many_settings_it_does_not_name(here: Visitor) -> Non
     page.keyboard.press("Escape")
     expect(chip).to_have_text("at most 50 tokens · 3 more")
     page.get_by_role("button", name="Settings", exact=False).first.click()
-    page.get_by_role("button", name="Back to the defaults").click()
+    page.get_by_role("button", name="Reset to defaults").click()
     page.keyboard.press("Escape")
     expect(chip).to_have_text("Settings")
 
@@ -451,7 +451,7 @@ def test_export_and_import_bring_a_conversation_back(here: Visitor, tmp_path: Pa
     expect(page.locator("article.assistant .blocks")).to_have_text(said)
     file.write_text("{}")
     page.locator("#import-file").set_input_files(file)
-    expect(page.locator(".toast").last).to_contain_text("no conversations that this page exported")
+    expect(page.locator(".toast").last).to_contain_text("It must be an export of this page")
 
 
 def test_thinking_is_folded_beside_the_answer_and_sent_back_for_the_template_to_decide(
@@ -555,7 +555,7 @@ def check_program_in_live_view(here: Visitor) -> None:
             assert violations(page) == []
             page.keyboard.press("Escape")  # nothing is ended by it
             lane.get_by_role("button", name="End aider/0.86", exact=True).click()
-            asks.get_by_role("button", name="End it").click()
+            asks.get_by_role("button", name="End request").click()
         assert asked.result().status_code == 410
         expect(lane.locator(".lane-state")).to_have_text("ended by you")
         expect(lane.get_by_role("button")).to_have_count(0)

@@ -37,14 +37,14 @@ def test_a_double_click_on_send_asks_and_leaves_the_answer_to_be_stopped_later(
     page.locator(".is-writing .block").first.wait_for()
     expect(page.locator(".figures")).to_contain_text("1,900 tokens")
     assert http_server.process.metrics()["requests_total"] == begun + 1
-    expect(page.locator(".note")).to_contain_text("The answer was cut off after 1,900 tokens")
+    expect(page.locator(".note")).to_contain_text("Cut off at the limit of 1,900 tokens")
 
 
 def test_a_double_click_on_branch_off_makes_one_branch(here: Visitor) -> None:
     page = here.visit().page
     here.ask("What is UMA?")
     here.wait_for_answer()
-    page.get_by_role("button", name="Branch off into a new chat").dblclick()
+    page.get_by_role("button", name="Branch in a new chat").dblclick()
     expect(page.locator("#title")).to_have_text("What is UMA? (branch)")
     expect(page.locator(".conversation")).to_have_count(2)
 

@@ -40,7 +40,9 @@ def test_questions_of_a_text_are_decided_and_drawn(here: Visitor) -> None:
     wrong = ["Which? = one", "Good?", "How? = 5..1", "Who? = I, you, I"]
     sheet.get_by_label("Questions").fill("\n".join(wrong))
     sheet.get_by_role("button", name="Decide").click()
-    for line, words in zip(wrong, ("one option is no choice", None, "levels rise", "“I” is there twice"), strict=True):
+    for line, words in zip(
+        wrong, ("give two or more options", None, "levels go from low", "“I” is there twice"), strict=True
+    ):
         told = sheet.locator(".fault", has_text=f"“{line}”: {words or ''}")
         expect(told).to_have_count(0 if words is None else 1)
     expect(sheet.locator(".fault")).to_be_in_viewport()

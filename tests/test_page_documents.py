@@ -107,7 +107,7 @@ def test_a_long_paste_can_be_a_file_and_a_long_question_is_folded(here: Visitor)
         }""",
         "line\n" * 1_000,
     )
-    page.get_by_role("button", name="Attach it as a file").click()
+    page.get_by_role("button", name="Attach as a file").click()
     expect(page.locator("#attached .file")).to_contain_text("pasted.txt5.0 KB")
     assert box.input_value() == ""
     page.get_by_role("button", name="Remove pasted.txt").click()

@@ -61,7 +61,7 @@ def test_a_stop_before_the_question_has_arrived_ends_the_answer_here_and_there(e
     page.route(ANSWERS, lambda route: None)  # it stays on its way
     with page.expect_request(ANSWERS) as sent:
         endless.ask("Count sheep.")
-    expect(page.locator(".status")).to_contain_text("Sending the question")
+    expect(page.locator(".status")).to_contain_text("Sending")
     page.keyboard.press("Escape")
     expect(page.locator(".note")).to_have_text("Stopped.")
     expect(page.get_by_role("button", name="Send", exact=True)).to_be_visible()
@@ -123,7 +123,7 @@ def test_what_the_browser_kept_of_an_answer_is_shown_where_the_server_has_lost_i
     refusal = {"error": {"message": "no such answer", "code": None}}
     page.route(ANSWER, lambda route: route.fulfill(status=404, json=refusal))
     page.reload()
-    expect(page.locator(".failure")).to_contain_text("The server has no more of this answer")
+    expect(page.locator(".failure")).to_contain_text("The rest of this answer is lost")
     expect(page.locator(".blocks")).to_contain_text("9 sheep")
     endless.problems.clear()  # Chromium's own line about the 404
     page.reload()
@@ -153,14 +153,14 @@ def test_a_question_that_did_not_arrive_is_sent_again(here: Visitor) -> None:
     here.visit()
     Flaky(page, ANSWERS, "POST", 12)
     here.ask("What is UMA?")
-    expect(page.locator(".status")).to_contain_text("The question is sent as soon as it does")
+    expect(page.locator(".status")).to_contain_text("The server does not answer. Retrying")
     assert here.wait_for_answer()
     page.unroute(ANSWERS)
     page.route(ANSWERS, lambda route: route.abort("connectionrefused"))
     here.ask("Who are you?")
-    expect(page.locator(".status").last).to_contain_text("The question is sent as soon as it does")
+    expect(page.locator(".status").last).to_contain_text("The server does not answer. Retrying")
     page.reload()
-    expect(page.locator(".status").last).to_contain_text("The question is sent as soon as it does")
+    expect(page.locator(".status").last).to_contain_text("The server does not answer. Retrying")
     page.unroute(ANSWERS)
     here.wait_for_answer(2)
     expect(page.locator(".failure")).to_have_count(0)
@@ -200,7 +200,7 @@ def test_a_question_is_asked_again_when_the_model_is_loaded(here: Visitor) -> No
 
     page.route(ANSWERS, refuse)
     here.ask("What is UMA?")
-    expect(page.locator(".status")).to_contain_text("builtin is being loaded, 7 %")
+    expect(page.locator(".status")).to_contain_text("Loading builtin: 7 %")
     page.unroute(ANSWERS)
     assert here.wait_for_answer()
     assert refusals

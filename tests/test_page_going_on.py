@@ -26,7 +26,7 @@ def test_a_cut_answer_goes_on_and_one_that_is_edited_too(here: Visitor) -> None:
     here.ask("Tell me a story about a fox")
     begun = here.wait_for_answer()
     with page.expect_request("**/ui/api/answers") as sent:
-        page.get_by_role("button", name="Go on with it").click()
+        page.get_by_role("button", name="Continue").click()
     assert [each["role"] for each in messages(sent.value)] == ["user", "assistant"]
     expect(page.get_by_role("group", name="Version 2 of 2")).to_be_visible()
     longer = here.wait_for_answer()
@@ -39,9 +39,9 @@ def test_a_cut_answer_goes_on_and_one_that_is_edited_too(here: Visitor) -> None:
     assert violations(page) == []
     page.get_by_role("button", name="Save", exact=True).click()
     expect(page.locator(".blocks")).to_have_text("Once a hen met")
-    expect(page.locator(".note")).to_have_text("Edited by you.")
+    expect(page.locator(".note")).to_have_text("Edited.")
     page.get_by_role("button", name="Edit the answer").click()
-    page.get_by_role("button", name="Save and go on").click()
+    page.get_by_role("button", name="Save and continue").click()
     expect(page.get_by_role("group", name="Version 4 of 4")).to_be_visible()
     hen = here.wait_for_answer()
     assert hen.startswith("Once a hen met") and len(hen) > len("Once a hen met")
@@ -62,20 +62,20 @@ def test_a_conversation_that_nears_the_end_of_the_context_goes_on_with_what_the_
         here.wait_for_answer()
         expect(gauge).to_be_hidden()
         count = until_nearly_full(here, 1)
-        expect(gauge).to_contain_text("% of the context")
+        expect(gauge).to_contain_text("% of context used")
         assert violations(page) == []
-        notice.get_by_role("button", name="Go on without the oldest turns").click()
+        notice.get_by_role("button", name="Drop the oldest messages").click()
         expect(notice).to_be_hidden()
-        expect(page.locator("#chips")).to_have_text("drops old turns")
+        expect(page.locator("#chips")).to_have_text("drops old messages")
         with page.expect_request("**/ui/api/answers") as sent:
             here.ask("More?")
         body = json.loads(sent.value.post_data or "")
         assert (body["truncation"], body["messages"][0]["content"]) == ("auto", "First?")
         here.wait_for_answer(count + 1)
         page.locator("#chips").click()
-        page.get_by_label("Summarise the oldest turns").check()
+        page.get_by_label("Summarize the oldest messages").check()
         page.keyboard.press("Escape")
-        expect(page.locator("#chips")).to_have_text("summarises old turns")
+        expect(page.locator("#chips")).to_have_text("summarizes old messages")
         for more in (2, 3):
             here.ask("More?")
             here.wait_for_answer(count + more)
@@ -102,7 +102,7 @@ def test_tokens_are_marked_by_their_probability_with_what_was_likely_instead(her
     page = here.visit().page
     page.get_by_role("button", name="Settings", exact=True).click()
     page.get_by_label("Token probabilities").fill("3")
-    page.get_by_label("Longest answer").fill("24")
+    page.get_by_label("Max tokens").fill("24")
     page.get_by_label("Seed").fill("1")  # no text whose tokens take no room in a line
     page.keyboard.press("Escape")
     with page.expect_request("**/ui/api/answers") as sent:
@@ -139,7 +139,7 @@ def test_tokens_are_marked_by_their_probability_with_what_was_likely_instead(her
         assert told.evaluate(right) <= 390, at
     chips = page.locator("#chips")
     page.locator("#chips").click()
-    page.get_by_label("Instructions (system prompt)").fill("You are a fox.")
+    page.get_by_label("System prompt", exact=True).fill("You are a fox.")
     page.keyboard.press("Escape")
     cut = "each => each.scrollWidth > each.clientWidth && getComputedStyle(each).textOverflow === 'ellipsis'"
     assert chips.locator("span").evaluate(cut)
@@ -150,9 +150,9 @@ def test_tokens_are_marked_by_their_probability_with_what_was_likely_instead(her
 def test_presets_several_answers_and_a_schema_reach_the_server(here: Visitor) -> None:
     page = here.visit().page
     page.get_by_role("button", name="Settings", exact=True).click()
-    page.get_by_label("Instructions (system prompt)").fill("You are a fox.")
+    page.get_by_label("System prompt", exact=True).fill("You are a fox.")
     page.get_by_label("Answers at once").fill("2")
-    page.get_by_label("Longest answer").fill("60")
+    page.get_by_label("Max tokens").fill("60")
     page.get_by_label("JSON Schema").fill("{")
     expect(page.locator("#set-json_schema-fault")).to_have_text("Not set: it is no JSON object.")
     schema = {
@@ -164,8 +164,8 @@ def test_presets_several_answers_and_a_schema_reach_the_server(here: Visitor) ->
     page.get_by_label("JSON Schema").fill(json.dumps(schema))
     page.get_by_label("Name of the preset").fill("Fox")
     page.get_by_role("button", name="Save", exact=True).click()
-    page.get_by_role("button", name="Back to the defaults").click()
-    page.get_by_label("Instructions (system prompt)").fill("")
+    page.get_by_role("button", name="Reset to defaults").click()
+    page.get_by_label("System prompt", exact=True).fill("")
     page.get_by_label("Preset", exact=True).select_option("Fox")
     expect(page.get_by_label("Answers at once")).to_have_value("2")
     assert violations(page) == []
@@ -173,19 +173,29 @@ def test_presets_several_answers_and_a_schema_reach_the_server(here: Visitor) ->
     sent: list[Request] = []
     page.on("request", lambda request: sent.append(request) if request.method == "POST" else None)
     here.ask("What is UMA?")
-    expect(page.get_by_role("group", name="Version 2 of 2")).to_be_visible()
-    expect(page.locator(".blocks")).to_have_text(re.compile(r'^\{\s*"a"\s*:\s*(true|false)\s*\}\s*$'))
+    said = re.compile(r'^\{\s*"a"\s*:\s*(true|false)\s*\}\s*$')
+    answers = page.locator("article.assistant[aria-busy=false]:has(.figures)")
+    expect(answers.locator(".blocks")).to_have_text([said, said])
+    boxes = [each.bounding_box() for each in answers.all()]
+    assert boxes[0] and boxes[1] and boxes[0]["y"] == boxes[1]["y"] and boxes[0]["x"] < boxes[1]["x"]  # side by side
+    assert violations(page) == []
+    answers.first.get_by_role("button", name="Use this one").click()
+    expect(page.get_by_role("group", name="Version 1 of 2")).to_be_visible()
+    page.get_by_role("button", name="Compare").click()
+    expect(answers).to_have_count(2)
+    answers.last.get_by_role("button", name="Use this one").click()
+    expect(answers).to_have_count(1)
     bodies = [json.loads(each.post_data or "") for each in sent if each.url.endswith("/answers")]
     assert [each["sampling"]["grammar"]["json_schema"] for each in bodies] == [schema, schema]
     assert all(each["messages"][0]["content"] == "You are a fox." for each in bodies)
     page.get_by_role("button", name="Previous version").click()
-    expect(page.locator(".blocks")).to_have_text(re.compile(r'^\{\s*"a"\s*:\s*(true|false)\s*\}\s*$'))
+    expect(page.locator(".blocks")).to_have_text(said)
     # What is for this conversation, and what for new ones too, is said and so.
     page.get_by_role("button", name="New chat", exact=True).click()
     page.get_by_role("button", name="Settings", exact=True).click()
-    expect(page.locator("#system-help")).to_contain_text("For this conversation alone.")
-    expect(page.locator(".scope")).to_have_text("All below is for this conversation, and for new ones from now on.")
-    expect(page.get_by_label("Instructions (system prompt)")).to_have_value("")
+    expect(page.locator("#system-help")).to_contain_text("For this conversation only")
+    expect(page.locator(".scope")).to_have_text("The settings below apply to this conversation and to new ones.")
+    expect(page.get_by_label("System prompt", exact=True)).to_have_value("")
     expect(page.get_by_label("Answers at once")).to_have_value("2")
     below = "each => each.compareDocumentPosition(document.querySelector('#set-temperature'))"
     assert page.locator(".scope").evaluate(below) & 4  # it follows

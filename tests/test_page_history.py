@@ -43,7 +43,7 @@ def test_back_leads_to_where_a_branch_came_from(here: Visitor) -> None:
     page = here.visit().page
     here.ask("What is UMA?")
     here.wait_for_answer()
-    page.get_by_role("button", name="Branch off into a new chat").click()
+    page.get_by_role("button", name="Branch in a new chat").click()
     expect(page.locator("#title")).to_have_text("What is UMA? (branch)")
     page.go_back()
     expect(page.locator("#title")).to_have_text("What is UMA?")

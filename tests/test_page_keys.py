@@ -43,7 +43,7 @@ def put_off(page: Page) -> None:
 
 
 def enter_key(page: Page, key: str) -> None:
-    page.get_by_label("Key", exact=True).fill(key)
+    page.get_by_label("API key", exact=True).fill(key)
     page.keyboard.press("Enter")
 
 
@@ -51,7 +51,7 @@ def test_a_wrong_key_is_said_to_be_wrong(here: Visitor) -> None:
     page = here.visit().page
     expect(page.locator("#key-fault")).to_be_empty()
     enter_key(page, "uma-wrong")
-    expect(page.locator("#key-fault")).to_contain_text("The server does not know this key")
+    expect(page.locator("#key-fault")).to_contain_text("The server does not accept this key")
     assert violations(page) == []
     enter_key(page, KEYS["free"])
     page.locator("#model").wait_for()
@@ -64,7 +64,7 @@ def test_what_can_be_no_key_is_not_kept(here: Visitor) -> None:
     for key in ("“ключ”", "uma-a b", "uma-é"):
         here.visit()
         enter_key(page, key)
-        expect(page.locator("#key-fault"), key).to_contain_text("No key has a ")
+        expect(page.locator("#key-fault"), key).to_contain_text("A key has no ")
         assert page.evaluate("localStorage.getItem('uma.key')") is None, key
     page.evaluate("localStorage.setItem('uma.key', 'ключ')")  # as an earlier page did
     page.reload()
@@ -79,7 +79,7 @@ def test_a_dialog_that_was_closed_stays_closed_until_the_person_acts(here: Visit
     for _ in range(2):
         with page.expect_response("**/ui/api/live"):
             pass
-    expect(page.locator(".live-state")).to_contain_text("Trying again")
+    expect(page.locator(".live-state")).to_contain_text("Retrying")
     expect(dialog).to_be_hidden()
     assert violations(page) == []
     page.get_by_role("button", name="Enter the key").click()
@@ -89,7 +89,7 @@ def test_a_dialog_that_was_closed_stays_closed_until_the_person_acts(here: Visit
     here.ask("What is UMA?")
     expect(dialog).to_be_visible()
     enter_key(page, "uma-wrong")
-    expect(page.locator("#key-fault")).to_contain_text("The server does not know this key")
+    expect(page.locator("#key-fault")).to_contain_text("The server does not accept this key")
     enter_key(page, KEYS["free"])
     here.wait_for_answer()  # what was refused for the key is asked again
     expect(page.locator("article")).to_have_count(2)
@@ -119,20 +119,20 @@ def test_a_key_can_be_changed_and_forgotten(here: Visitor) -> None:
     page = here.visit().page
     put_off(page)
     page.get_by_role("button", name="Settings", exact=True).click()
-    expect(page.get_by_role("button", name="Forget the key")).to_have_count(0)
+    expect(page.get_by_role("button", name="Delete key")).to_have_count(0)
     page.keyboard.press("Escape")
     page.get_by_role("button", name="Enter the key").click()
     enter_key(page, KEYS["free"])
     page.locator("#model").wait_for()
     page.get_by_role("button", name="Settings", exact=True).click()
     assert violations(page) == []
-    page.get_by_role("button", name="Change the key").click()
+    page.get_by_role("button", name="Change key").click()
     with page.expect_response("**/ui/api/info") as answered:
         enter_key(page, KEYS["normal"])
     assert answered.value.request.headers["authorization"] == f"Bearer {KEYS['normal']}"
     page.get_by_role("button", name="Settings", exact=True).click()
-    page.get_by_role("button", name="Forget the key").click()
-    expect(page.locator("#banner")).to_contain_text("This server needs a key")
+    page.get_by_role("button", name="Delete key").click()
+    expect(page.locator("#banner")).to_contain_text("This server needs an API key")
     assert page.evaluate("localStorage.getItem('uma.key')") is None
 
 

@@ -146,7 +146,7 @@ def test_the_list_of_conversations_shows_some_lines_and_all_around_it_is_reached
 def check_toast(page: Page) -> None:
     """A notice's words break, its button's do not, on the narrowest of screens."""
     page.set_viewport_size({"width": 320, "height": 640})
-    words = "Not attached: one-long-name-of-a-file.png. The model sees no images."
+    words = "Not attached: one-long-name-of-a-file.png. This model cannot see pictures."
     page.evaluate(
         """async (words) => {
             const { toast } = await import("/ui/dom.js");

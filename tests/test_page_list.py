@@ -133,7 +133,7 @@ def test_the_palette_has_actions_and_goes_by_arrow_keys(here: Visitor) -> None:
     page.keyboard.press("ArrowUp")  # around the end
     expect(page.locator(".found[aria-selected=true] .name")).to_have_text(names[-1])
     assert violations(page) == []
-    for words, action in (("settings", "Settings"), ("system prompt", "Settings"), ("dark", "Other colours")):
+    for words, action in (("settings", "Settings"), ("system prompt", "Settings"), ("dark", "Change theme")):
         search.fill(words)
         expect(page.locator(".found[aria-selected=true] .name")).to_have_text(action)
     search.fill("new chat")

@@ -171,7 +171,7 @@ def test_a_storm_is_seen_in_the_browser(browser: Browser, narrow_server: HttpSer
         asked = [pool.submit(ask, narrow_server, number, "elk") for number in range(STORM)]
         page.locator(".lane").first.wait_for()
         page.locator(".lane-state", has_text="writing").first.wait_for()
-        page.locator(".lane.is-over .lane-state", has_text="finished, as long as it could be").first.wait_for()
+        page.locator(".lane.is-over .lane-state", has_text="finished at its length limit").first.wait_for()
         for each in asked:
             each.result()
         # What was computed is on the canvas in the colours of the legend.
@@ -193,11 +193,11 @@ def test_a_storm_is_seen_in_the_browser(browser: Browser, narrow_server: HttpSer
     assert len(shown) > 4
     for each in shown:
         check_figures(each, noted[: each["frames"]])
-    assert any(each["running"].startswith("2 requests run, ") for each in shown)
+    assert any(each["running"].startswith("2 requests running, ") for each in shown)
     assert any(each["more"] for each in shown)
-    assert all(re.fullmatch(r"shared by all requests|[\d,]+ tokens for each request", each["layout"]) for each in shown)
+    assert all(re.fullmatch(r"shared by all requests|[\d,]+ tokens per request", each["layout"]) for each in shown)
     assert any(each["running"].endswith(AT_MOST) for each in shown)
-    for name in ("tokens of running requests", "kept for later prompts"):
+    for name in ("used by requests", "cached for later prompts"):
         assert any(each["parts"][name] != "0" for each in shown), name
 
 
@@ -207,8 +207,8 @@ def check_figures(shown: dict[str, Any], frames: list[dict[str, Any]]) -> None:
     waiting = {name: now[f"waiting_{name}"] for name in ("interactive", "normal", "background")}
     cached = min(metrics["cache_evictable_size"], metrics["kv_cells_used"])
     assert {name: figure(text) for name, text in shown["parts"].items()} == {
-        "tokens of running requests": metrics["kv_cells_used"] - cached,
-        "kept for later prompts": cached,
+        "used by requests": metrics["kv_cells_used"] - cached,
+        "cached for later prompts": cached,
         "free": metrics["kv_cells_total"] - metrics["kv_cells_used"],
     }
     everyone = [*activity["running"], *queue_of(activity)]
@@ -221,12 +221,13 @@ def check_figures(shown: dict[str, Any], frames: list[dict[str, Any]]) -> None:
     assert all(each in told for each in [each for each in everyone if not is_begun(each)][:MAX_WAITING])
     hidden = len(everyone) - len(told)
     assert shown["more"] == ([f"and {hidden} more"] if hidden else [])
-    runs = {0: "Nothing runs", 1: "1 request runs"}.get(now["running"], f"{now['running']} requests run")
-    if total := sum(waiting.values()):
+    total = sum(waiting.values())
+    runs = f"{now['running']} request{'s' * (now['running'] != 1)} running" if now["running"] or total else "Idle"
+    if total:
         kinds = ", ".join(f"{count} {name}" for name, count in waiting.items() if count)
-        runs += f", {total} wait{'s' * (total == 1)} in the queue ({kinds})"
+        runs += f", {total} waiting ({kinds})"
     words = shown["running"].removesuffix(AT_MOST)
-    assert re.fullmatch(re.escape(runs) + r"(: the last of them begins in about [\d,.]+ m?s)?\.", words)
+    assert re.fullmatch(re.escape(runs) + r"(: the last begins in about [\d,.]+ m?s)?\.", words)
     check_tiles(shown["tiles"], now, metrics)
 
 
@@ -266,9 +267,9 @@ def lane_state(request: dict[str, Any], activity: dict[str, Any]) -> str:
         (first,) = (each for each in activity["running"] if each["id"] == request["behind"])
         left = first["prompt_tokens"] - first["computed_tokens"]
         program = first["origin"].partition(" · ")[0]
-        return f"behind the prompt of {program}, of which {left:,} token{'s' * (left != 1)} are left"
+        return f"after the prompt of {program}, {left:,} token{'s' * (left != 1)} to go"
     if request.get("waits_for") == "prefix":
-        return "until another request has read the same beginning of a prompt"
+        return "until another request has read the same prompt prefix"
     if request.get("is_preempted"):
         return "paused for a request of higher priority"
     ahead = queue_of(activity)[: [each["id"] for each in queue_of(activity)].index(request["id"])]
@@ -281,28 +282,28 @@ def lane_state(request: dict[str, Any], activity: dict[str, Any]) -> str:
 
 def check_tiles(tiles: dict[str, list[str]], figures: dict[str, Any], metrics: dict[str, Any]) -> None:
     for tile, name, counter in (
-        ("Writing answers", "written_per_sec", "tokens_generated_total"),
-        ("Reading prompts", "read_per_sec", "prefill_tokens_total"),
+        ("Writing", "written_per_sec", "tokens_generated_total"),
+        ("Reading", "read_per_sec", "prefill_tokens_total"),
     ):
         value, unit, note = tiles[tile]
         if figures[name] >= 0.5:
             assert is_rounded(value, figures[name])
-            assert (unit, note) == ("tokens/s", f"{metrics[counter]:,} since the start")
-    for tile, name in (("Time to first token", "first_token_ms"), ("Time between tokens", "between_tokens_ms")):
+            assert (unit, note) == ("tokens/s", f"{metrics[counter]:,} in all")
+    for tile, name in (("First token", "first_token_ms"), ("Between tokens", "between_tokens_ms")):
         value, unit, note = tiles[tile]
         if figures[name] is None:
-            assert tiles[tile] == [NO_FIGURE, "", "no token yet"]
+            assert tiles[tile] == [NO_FIGURE, "", "none yet"]
             continue
         if (count := figures[name]["count"]) < FEW:
             assert note == f"the last of {count}"
             continue
-        told = re.fullmatch(rf"median of {count:,} · 95 % within (.+) · 99 % within (.+)", note)
+        told = re.fullmatch(rf"median of {count:,}, p95 (.+), p99 (.+)", note)
         assert told is not None, note
         # Two digits: more is not known of what lies in a bucket.
         for text, exact in zip((f"{value} {unit}", told[1], told[2]), list(figures[name].values())[2:], strict=True):
             step = 10.0 ** (math.floor(math.log10(exact)) - 1)
             assert is_rounded(text, exact, step), text
-    value, unit, _ = tiles["Prompts from the cache"]
+    value, unit, _ = tiles["Cache hits"]
     share = figures["cached_share"]
     assert unit == "%" and is_rounded(value, 100 * (share or 0))
     assert tiles["Preemptions"][0] == f"{metrics['preemptions_total']:,}"
@@ -420,12 +421,10 @@ def test_what_is_shown_of_a_server_that_is_gone_is_said_to_be_of_before(
         one.visit("#live")
         figures, bar, state = page.locator(".tile-value").first, page.locator(".bar").first, page.locator(".live-state")
         looks = "each => [getComputedStyle(each).color, getComputedStyle(each).opacity]"
-        expect(page.locator(".live-words")).to_have_text("2 requests run.")
+        expect(page.locator(".live-words")).to_have_text("2 requests running.")
         fresh = figures.evaluate(looks), bar.evaluate(looks)
-        expect(state).to_have_text(
-            re.compile(r"Trying again … The figures are those of \d\d:\d\d:\d\d, when it was last heard of\.$")
-        )
-        expect(page.locator(".live-words")).to_have_text("2 requests run.")
+        expect(state).to_have_text(re.compile(r"Retrying … Figures as of \d\d:\d\d:\d\d\.$"))
+        expect(page.locator(".live-words")).to_have_text("2 requests running.")
         stale = figures.evaluate(looks), bar.evaluate(looks)
         assert stale[0][0] != fresh[0][0]
         assert float(stale[1][1]) < float(fresh[1][1])
@@ -442,7 +441,7 @@ def test_a_view_that_has_heard_nothing_shows_no_figures(browser: Browser, narrow
         page = one.page
         page.route("**/ui/api/live", lambda route: route.abort())
         one.visit("#live")
-        expect(page.locator(".live-state")).to_contain_text("Trying again …")
+        expect(page.locator(".live-state")).to_contain_text("Retrying …")
         assert page.locator(".legend b").all_inner_texts() == [NO_FIGURE] * 3
         assert page.locator(".tile-value").all_inner_texts() == [NO_FIGURE] * 6
         expect(page.locator(".nothing")).to_be_hidden()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -20,6 +21,22 @@ SAYING = {"alpha": "I am the first of them.", "beta": "I am the second one."}
 MEMORY_MIB = 180
 SLOW = {"beta": 40, "gamma": 0}
 """Models that are being loaded, and how much of each is in percent."""
+LONG_NAME = "Qwen2.5-Coder-0.5B-Instruct-Q4_K_M"
+REQUEST = {"priority": 1, "prompt_tokens": 3_400, "cached_tokens": 1_024, "age_ms": 9_000, "is_preempted": False}
+REQUEST |= {"computed_tokens": 3_400, "generated_tokens": 111, "origin": "claude-cli/2.1.197 · messages · pid 4711"}
+WAITING = REQUEST | {"computed_tokens": 0, "cached_tokens": 0, "generated_tokens": 0, "waits_for": "slot"}
+LOAD = {
+    "running": [REQUEST | {"id": f"run-{number}", "number": number} for number in range(6)],
+    "waiting": [WAITING | {"id": "wait-6", "number": 6}],
+    **{f"waiting_{name}": int(name == "interactive") for name in ("interactive", "normal", "background")},
+}
+"""Six requests that answer and one that waits, of two models."""
+READABLE = {360: (110, 250), 800: (45, 150), 1200: (45, 250), 1920: (45, 400)}
+"""By the window's width: the most height of a request, and the least width of its ticks, in pixels."""
+MEASURES = """[
+    Math.max(...[...document.querySelectorAll(".lane")].map(({ offsetHeight }) => offsetHeight)),
+    Math.min(...[...document.querySelectorAll(".lane:not(.is-queued) canvas")].map(({ clientWidth }) => clientWidth)),
+]"""
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +77,7 @@ def test_a_conversation_keeps_the_model_that_it_began_with(here: Visitor) -> Non
     picker = page.locator("#model")
     expect(picker).to_have_text("alpha")
     groups = listed(page)
-    assert groups["Models that are too large for this server"] == ["huge"]
+    assert groups["Too large for this server"] == ["huge"]
     assert all("encoder" not in each for each in groups.values())
     expect(page.get_by_role("option", name="huge")).to_be_disabled()
     expect(page.get_by_role("option", name="huge")).to_contain_text("base model")
@@ -77,13 +94,13 @@ def test_a_conversation_keeps_the_model_that_it_began_with(here: Visitor) -> Non
     here.ask("Which one are you?")
     assert here.wait_for_answer() == SAYING["beta"]
     expect(page.locator(".made-by .model")).to_have_text("beta · ")
-    page.get_by_role("button", name="Why so long?").click()
-    expect(page.locator(".why li").first).to_contain_text(re.compile(r" m?s: before all of this its model was loaded$"))
-    assert "beta" in listed(page)["Models that are loaded"]
+    page.get_by_role("button", name="Timing").click()
+    expect(page.locator(".why li").first).to_contain_text(re.compile(r" m?s: the model was loaded first$"))
+    assert "beta" in listed(page)["Loaded"]
     page.keyboard.press("Escape")
     page.get_by_role("link", name="Live").click()
     expect(page.get_by_role("list", name="Models").get_by_role("listitem").filter(has_text="beta")).to_contain_text(
-        "beta Nothing runs. First token after"
+        "beta idle first token"
     )
     page.get_by_role("link", name="Chat").click()
 
@@ -116,9 +133,9 @@ def test_a_model_that_is_gone_is_told_and_another_one_goes_on(here: Visitor) -> 
     )
     page.reload()
     picker = page.locator("#model")
-    expect(picker).to_have_text("omega (not here)")
+    expect(picker).to_have_text("omega (not available)")
     here.ask("Are you there?")
-    expect(page.locator(".failure")).to_contain_text("The server has no model of this name any more")
+    expect(page.locator(".failure")).to_contain_text("This model is not on the server any more")
     here.problems = [each for each in here.problems if "404" not in each]
     assert violations(page) == []
     choose(page, "alpha")
@@ -150,7 +167,7 @@ def test_a_model_is_pulled_from_the_list_with_its_percent(here: Visitor) -> None
     listed(page)
     page.get_by_role("combobox").fill("owner/some-model")
     page.get_by_role("option", name="Pull owner/some-model").click()
-    expect(page.locator(".toast").last).to_contain_text("owner/some-model was not pulled. the hub is not there")
+    expect(page.locator(".toast").last).to_contain_text("owner/some-model could not be pulled. the hub is not there")
     expect(page.locator(".toast")).to_have_count(1)  # nothing is said any more to be pulled
     assert names == ["owner/some-model"]
     page.get_by_role("button", name="New chat", exact=True).click()
@@ -163,23 +180,35 @@ def test_a_question_to_a_model_that_loads_names_it_and_tells_its_percent(here: V
     page.route("**/ui/api/answers", lambda route: route.fulfill(status=503, headers=headers))
     choose(page, "beta")
     here.ask("Are you there?")
-    expect(page.locator(".status")).to_contain_text("beta is being loaded, 40 %.")
+    expect(page.locator(".status")).to_contain_text("Loading beta: 40 % …")
     here.problems = [each for each in here.problems if "503" not in each]
 
 
 def test_the_live_view_names_a_model_that_is_waited_for(here: Visitor) -> None:
     with httpx.stream("GET", f"{here.url}/ui/api/live", timeout=PATIENCE_SEC) as stream:
         frame = json.loads(next(line for line in stream.iter_lines() if line.startswith('data: {"at_ms"'))[6:])
-    loaded = [{"name": name, "requests": [], "figures": frame["figures"]} for name in ("alpha", "omega")]
-    loading = [{"name": name, "requests": [], "loading_percent": far, "waiting": 2} for name, far in SLOW.items()]
+    numbers = {"alpha": [0, 1, 2], LONG_NAME: [3, 4, 5, 6]}
+    loaded = [{"name": name, "requests": each, "figures": frame["figures"]} for name, each in numbers.items()]
+    loading: list[dict[str, Any]] = [
+        {"name": name, "requests": [], "loading_percent": far, "waiting": 2} for name, far in SLOW.items()
+    ]
     frame["models"] = [*loaded, *loading]
     frame["metrics"]["kv_cells_total"] = 0
+    frame["activity"] = LOAD
     body = f"event: frame\ndata: {json.dumps(frame)}\n\n"
     page = here.page
     page.route("**/ui/api/live", lambda route: route.fulfill(content_type="text/event-stream", body=body))
     here.visit("#live")
-    told = ["alpha", "omega", "beta Loading, 40 %, 2", "gamma Loading, its file is being opened, 2 wait for it."]
+    told = ["alpha", LONG_NAME, "beta loading: 40 % 2 waiting", "gamma loading: opening its file 2 waiting"]
     expect(page.get_by_role("list", name="Models").get_by_role("listitem")).to_contain_text(told)
     expect(page.locator("#cells-layout")).to_have_text("of all models")
     expect(page.locator("#live-nothing")).to_be_hidden()
     expect(page.locator("#cells-title")).to_be_hidden()
+    # At any width each request is told in lines that do not fold, beside or above ticks that can be told apart.
+    for width, (most, canvas) in READABLE.items():
+        page.set_viewport_size({"width": width, "height": 800})
+        page.evaluate("() => new Promise(requestAnimationFrame)")
+        highest, narrowest = page.evaluate(MEASURES)
+        assert highest <= most and narrowest >= canvas, (width, highest, narrowest)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert violations(page) == []

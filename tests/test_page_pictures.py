@@ -126,7 +126,7 @@ def test_pictures_stay_with_their_question_when_it_is_edited_asked_again_and_rel
     page.reload()
     assert is_loaded(picture(page.locator("#thread"), "two.png"))
     with page.expect_request(ANSWERS) as again:
-        page.get_by_role("button", name="Answer again").click()
+        page.get_by_role("button", name="Regenerate").click()
     assert sizes(again.value) == [[(40, 30), (50, 20)]]
     here.wait_for_answer()
     page.locator("article.user").hover()
@@ -191,9 +191,9 @@ def test_what_is_no_picture_and_a_model_that_sees_none_are_told_at_once(here: Vi
     page.get_by_role("option", name="beta").click()
     page.get_by_role("button", name="Attach a document", exact=True).wait_for()
     page.locator("#attach-file").set_input_files(payload("two.png", SMALL))
-    expect(page.locator(".toast").last).to_contain_text("Not attached: two.png. The model sees no images.")
+    expect(page.locator(".toast").last).to_contain_text("Not attached: two.png. This model cannot see pictures.")
     here.ask("And now?")
-    expect(page.locator(".failure")).to_contain_text("This model sees no pictures, and the conversation has some.")
+    expect(page.locator(".failure")).to_contain_text("This model cannot see pictures, and the conversation has some.")
     page.locator("#model").click()
     page.get_by_role("option", name="alpha").click()
     page.get_by_role("button", name="Try again").click()

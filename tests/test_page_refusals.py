@@ -56,7 +56,7 @@ def test_a_file_that_is_too_long_spoils_no_later_question_and_can_be_taken_away(
     page = here.visit().page
     attach(page, "long.txt", "the fox and the owl " * 3_000)
     here.ask("Sum this up.")
-    expect(page.locator(".failure")).to_contain_text("more than the model can read at once. Edit the question")
+    expect(page.locator(".failure")).to_contain_text("longer than the model’s context window. Shorten the question")
     with page.expect_request(ANSWERS) as sent:
         here.ask("What is UMA?")
     assert contents(sent.value) == ["What is UMA?"]
@@ -79,9 +79,9 @@ def test_a_conversation_that_is_full_is_told_apart_from_a_question_that_is_too_l
         here.wait_for_answer()
         here.ask("And then?")
         failure = page.locator(".failure")
-        expect(failure).to_contain_text("This conversation is full")
-        expect(failure).to_contain_text("Begin a new chat, or edit an earlier question")
-        expect(failure).not_to_contain_text("to take a file away")
+        expect(failure).to_contain_text("This conversation is longer than the model’s context window")
+        expect(failure).to_contain_text("Start a new chat, or edit an earlier question")
+        expect(failure).not_to_contain_text("remove a file")
         assert page.get_by_role("button", name="Try again").count() == 0
         failure.get_by_role("button", name="New chat").click()
         expect(page.locator("article")).to_have_count(0)
@@ -97,7 +97,7 @@ def test_files_that_are_refused_are_named_in_one_notice_that_can_be_put_away(her
     expect(page.locator("#attached .file")).to_contain_text(["note.txt"])
     toast = page.locator(".toast")
     expect(toast).to_have_count(1)
-    expect(toast).to_contain_text("Not attached: 0.bin, 1.bin, 2.bin and 3 more. The model reads text, PDF, Word")
+    expect(toast).to_contain_text("Not attached: 0.bin, 1.bin, 2.bin and 3 more. Only text, PDF, Word")
     toast.get_by_role("button", name="Close").click()
     expect(toast).to_have_count(0)
     words = "Grüße aus Köln,\nçà et là"
@@ -114,7 +114,7 @@ def test_files_that_are_refused_are_named_in_one_notice_that_can_be_put_away(her
             box.dispatchEvent(new ClipboardEvent("paste", { clipboardData, bubbles: true, cancelable: true }));
         }"""
     )
-    expect(toast).to_have_text(re.compile(r"^Not attached: image\.png\. The model sees no images\."))
+    expect(toast).to_have_text(re.compile(r"^Not attached: image\.png\. This model cannot see pictures\."))
     toast.get_by_role("button", name="Close").click()
     with page.expect_request(ANSWERS) as sent:
         here.ask("What is in them?")
@@ -123,7 +123,7 @@ def test_files_that_are_refused_are_named_in_one_notice_that_can_be_put_away(her
     large = payload("large.txt", "x" * (info(here)["limits"]["max_prompt_bytes"] + 1))
     page.locator("#attach-file").set_input_files([binary[0], large])
     expect(toast).to_contain_text(
-        re.compile(r"Not attached: 0\.bin, large\.txt\. The model .* only\. The server takes no file over [\d,]+ KB\.")
+        re.compile(r"Not attached: 0\.bin, large\.txt\. Only text.* attached\. A file can have at most [\d,]+ KB\.")
     )
 
 
@@ -161,10 +161,8 @@ def test_a_question_to_a_full_queue_waits_and_is_asked_again(browser: Browser, t
         for number in range(3):
             page.get_by_role("button", name="New chat", exact=True).click()
             here.ask(f"Question {number}")
-            page.locator(".is-writing .block, .status:text('Waiting'), .status:text('asked again')").first.wait_for()
-        expect(page.locator(".status")).to_contain_text(
-            re.compile(r"The server has too much to do just now\. This is asked again in [\d,]+ s\.")
-        )
+            page.locator(".is-writing .block, .status:text('Waiting'), .status:text('Retrying')").first.wait_for()
+        expect(page.locator(".status")).to_contain_text(re.compile(r"The server is busy\. Retrying in [\d,]+ s\."))
         for title in ("Question 0", "Question 1"):
             page.locator(".conversation", has_text=title).click()
             page.keyboard.press("Escape")
@@ -181,7 +179,7 @@ def test_a_setting_that_the_server_refuses_is_told_with_where_it_can_be_mended(
         set_sampling(here, max_tokens=100)  # as it was allowed by another server at this address
         here.ask("What is UMA?")
         failure = here.page.locator(".failure")
-        expect(failure).to_contain_text("Open “Settings” and correct it")
+        expect(failure).to_contain_text("Correct it in the settings")
         expect(failure.locator(".detail")).to_contain_text("100")
         here.problems.clear()  # Chromium's own line about the 400
 
@@ -192,8 +190,8 @@ def test_how_long_to_wait_is_told(here: Visitor) -> None:
     refusal = {"status": 429, "headers": {"retry-after-ms": "6100"}, "json": {"error": error}}
     page.route(ANSWERS, lambda route: route.fulfill(**refusal))
     here.ask("What is UMA?")
-    expect(page.locator(".status")).to_contain_text(re.compile(r"This is asked again in [67] s\."))
-    expect(page.locator(".status")).to_contain_text(re.compile(r"This is asked again in [1-5] s\."))
+    expect(page.locator(".status")).to_contain_text(re.compile(r"Retrying in [67] s\."))
+    expect(page.locator(".status")).to_contain_text(re.compile(r"Retrying in [1-5] s\."))
     page.keyboard.press("Escape")
     expect(page.locator(".note")).to_contain_text("Stopped.")
     here.problems.clear()  # Chromium's own line about the 429
@@ -216,7 +214,7 @@ BEYOND = (
     (over(Bounds(max_concurrent=2), 2), "Your key allows no more answers at once", "bob has 2 requests running"),
     (
         over(Bounds(max_tokens_per_minute=9), used_tokens=9),
-        "Your key has used up its tokens for a minute. This is asked again in ",
+        "Your key has used its tokens for this minute. Retrying in ",
         "bob has used 9 tokens",
     ),
     (over(Bounds(max_tokens=9)), "Your key allows shorter answers only", "max_tokens: bob may generate 9"),
@@ -238,7 +236,7 @@ def test_the_bounds_of_a_key_are_not_taken_for_a_busy_server(here: Visitor) -> N
         here.ask("What is UMA?")
         last = page.locator("article.assistant").last
         expect(last.locator(".status, .failure").filter(has_text=told)).to_be_visible()
-        expect(last).not_to_contain_text("too much to do")
+        expect(last).not_to_contain_text("server is busy")
         if status == 403:
             expect(last.locator(".detail")).to_contain_text(f"The server said: {said}")
         page.keyboard.press("Escape")
@@ -250,12 +248,12 @@ def test_why_an_answer_was_cut_short(browser: Browser, tmp_path: Path) -> None:
         page = here.visit().page
         here.ask("Go on.")
         here.wait_for_answer()
-        expect(page.locator(".note")).to_contain_text("A new chat has space again.")
+        expect(page.locator(".note")).to_contain_text("Start a new chat for more space.")
         expect(page.locator(".note")).not_to_contain_text("settings")
         set_sampling(here, max_tokens=9)
         here.ask("Go on.")
         here.wait_for_answer()
-        expect(page.locator(".note")).to_contain_text("“Longest answer” in the settings")
+        expect(page.locator(".note")).to_contain_text("“Max tokens” in the settings")
 
 
 def test_a_double_click_asks_once(here: Visitor) -> None:
@@ -265,7 +263,7 @@ def test_a_double_click_asks_once(here: Visitor) -> None:
     page.get_by_role("button", name="What is UMA?").dblclick()
     here.wait_for_answer()
     expect(page.locator("article")).to_have_count(2)
-    page.get_by_role("button", name="Answer again").dblclick()
+    page.get_by_role("button", name="Regenerate").dblclick()
     expect(page.get_by_role("group", name="Version 2 of 2")).to_be_visible()
     here.wait_for_answer()
     assert sum(url.endswith("/answers") for url in asked) == 2

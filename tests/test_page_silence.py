@@ -128,7 +128,7 @@ def test_an_answer_whose_connection_dies_silently_is_picked_up_where_it_was(endl
     hurry(page, letters)
     proxy.freeze()
     with page.expect_request("**/ui/api/answers/*") as again:
-        expect(page.locator(".status")).to_contain_text("The connection broke off. Picking the answer up again")
+        expect(page.locator(".status")).to_contain_text("Connection lost. Reconnecting")
     assert int(again.value.headers["last-event-id"].split(".")[0]) > 0  # characters that are there
     expect(page.locator(".status")).to_be_empty()
     page.keyboard.press("Escape")
@@ -145,7 +145,7 @@ def test_the_live_view_says_that_its_connection_died_and_goes_on(endless: tuple[
     expect(state).to_be_hidden()
     hurry(page, frames)
     proxy.freeze()
-    expect(state).to_contain_text("The connection to the server broke off. Trying again")
+    expect(state).to_contain_text("The connection to the server was lost. Retrying")
     before = frames(page)
     expect(state).to_be_hidden()
     assert frames(page) > before
@@ -165,7 +165,7 @@ def test_a_stream_lives_for_as_long_as_its_heartbeats_come(here: Visitor) -> Non
     assert page.evaluate("heard") == [7]
     page.clock.run_for(HEARTBEAT_MS)
     heard = until(lambda: page.evaluate("heard"), lambda each: len(each) > 1)
-    assert heard == [7, "The connection to the server broke off."]
+    assert heard == [7, "The connection to the server was lost."]
 
 
 def test_the_page_and_its_server_speak_of_the_same_heartbeat(here: Visitor) -> None:

@@ -95,8 +95,8 @@ def test_a_browser_that_keeps_nothing_can_still_chat(http_server: HttpServer, tm
             one.wait_for_answer()
             page.locator(".conversation", has_text="What is UMA?").click()
             expect(page.locator(".bubble")).to_have_text("What is UMA?")
-            expect(page.locator("#loss")).to_contain_text("keeps no conversations: this one is lost")
-            assert page.locator(".toast", has_text="room").count() == 0
+            expect(page.locator("#loss")).to_contain_text("saves no conversations: this one is lost")
+            assert page.locator(".toast", has_text="storage is full").count() == 0
             assert one.problems == []
         finally:
             context.close()
@@ -119,7 +119,7 @@ def test_a_browser_that_keeps_one_kind_of_data_says_which_it_does_not_keep(
     here.wait_for_answer()
     page.locator("#theme").click()
     expect(page.locator("html")).to_have_attribute("data-theme", "light")
-    assert page.locator(".toast", has_text="room").count() == 0
+    assert page.locator(".toast", has_text="storage is full").count() == 0
     expect(page.locator("#loss")).to_be_visible(visible=lost == "conversations")
     page.reload()
     expect(page.locator(".conversation")).to_have_count(1 if lost == "settings" else 0)
@@ -132,7 +132,7 @@ def test_a_browser_without_room_for_settings_applies_them_and_says_so_once(here:
     expect(page.locator("#chips")).to_contain_text("temperature 0.55")
     page.locator("#theme").click()
     expect(page.locator("html")).to_have_attribute("data-theme", "light")
-    expect(page.locator(".toast", has_text="no room to keep settings")).to_have_count(1)
+    expect(page.locator(".toast", has_text="storage is full: settings")).to_have_count(1)
     page.reload()
     page.wait_for_selector("html[data-ready]", state="attached")
     here.ask("What is UMA?")
@@ -147,7 +147,7 @@ def test_a_browser_without_room_for_conversations_says_so(here: Visitor) -> None
     page.locator("#attach-file").set_input_files(payload("long.txt", long))
     expect(page.locator("#attached")).to_contain_text("long.txt")
     here.ask("Summarize")
-    told = page.get_by_role("status").filter(has_text="The browser has no room to keep this conversation")
+    told = page.get_by_role("status").filter(has_text="The browser’s storage is full: this conversation is lost")
     expect(told).to_be_visible()
     page.locator(".failure").wait_for()
     with page.expect_download() as saved:
@@ -183,6 +183,31 @@ def test_two_windows_see_each_others_messages_and_lose_none(here: Visitor) -> No
     page.reload()
     for each in ("Tell me a story about a fox", "And an owl?", "What is UMA?"):
         expect(page.locator(".bubble", has_text=each)).to_have_count(1)
+
+
+def test_of_two_windows_that_queue_behind_one_answer_one_sends_and_the_other_waits_for_its_answer(
+    here: Visitor,
+) -> None:
+    page = here.visit().page
+    choose_file(page, conversation(question("a"), answer("b", "a"), settings=LONG))
+    other = beside(here).visit(page.url.removeprefix(f"{here.url}/"))
+    here.ask("First?")
+    for each in (page, other.page):
+        each.locator(".is-writing .block").first.wait_for()
+    page.get_by_role("button", name="Settings", exact=True).click()
+    page.get_by_role("button", name="Reset to defaults").click()  # what comes next is short
+    page.keyboard.press("Escape")
+    queued = [each.get_by_role("list", name="Queued questions").locator(".what") for each in (page, other.page)]
+    for one, text in ((here, "Mine?"), (other, "Yours?")):
+        one.ask(text)
+    assert [each.all_inner_texts() for each in queued] == [["Mine?"], ["Yours?"]]
+    here.wait_for_answer(4)
+    other.wait_for_answer(4)
+    said = page.locator(".bubble").all_inner_texts()
+    assert said in (["Question a", "First?", "Mine?", "Yours?"], ["Question a", "First?", "Yours?", "Mine?"])
+    expect(other.page.locator(".bubble")).to_have_text(said)
+    for each in (page, other.page):
+        expect(each.locator(".versions")).to_have_count(0)
 
 
 def test_a_window_that_hears_nothing_of_the_other_overwrites_nothing(here: Visitor) -> None:
@@ -302,6 +327,58 @@ def test_a_damaged_file_is_refused_whole_and_in_words(here: Visitor) -> None:
         expect(page.locator(".conversation"), str(file)).to_have_count(0)
 
 
+OPENAI = [
+    {"role": "system", "content": "You are a fox."},
+    {"role": "user", "content": [{"type": "text", "text": "Who are you?"}, {"type": "image_url", "image_url": {}}]},
+    {"role": "assistant", "content": "A fox."},
+    {"role": "tool", "content": "5"},
+    {"role": "user", "content": "And I?"},
+    {"role": "assistant", "content": "An owl."},
+]
+
+
+def node(id: str, parent: str | None, role: str, *parts: Any) -> dict[str, Any]:
+    """A message of ChatGPT's export."""
+    content = {"content_type": "text", "parts": parts}
+    return {"id": id, "parent": parent, "message": {"author": {"role": role}, "create_time": 1.5, "content": content}}
+
+
+CHATGPT = [
+    node("s", "root", "system", ""),
+    node("a", "s", "user", "Who are you?"),
+    node("b", "a", "assistant", "An owl."),
+    node("t", "a", "tool", "5"),
+    node("c", "t", "assistant", "A fox."),
+]
+
+
+def test_openai_s_messages_and_chatgpt_s_export_are_imported(here: Visitor) -> None:
+    page = here.visit().page
+    page.locator("#model").wait_for()
+    bubbles, blocks = page.locator(".bubble"), page.locator("article.assistant .blocks")
+    for file in (OPENAI, {"messages": OPENAI[:-1] + [{"role": "assistant", "content": "An elk."}], "model": "gpt"}):
+        choose_text(page, json.dumps(file))
+        expect(bubbles).to_have_text(["Who are you?", "And I?"])
+        expect(page.locator("#title")).to_have_text("Who are you?")
+        expect(page.locator("#chips")).to_have_text("system prompt")
+        for word in ("pictures", "messages of the role tool"):
+            expect(page.locator(".toast").last).to_contain_text(word)
+    root = {"id": "root", "parent": None, "message": None}
+    tree = {"title": "Of foxes", "mapping": {each["id"]: each for each in (root, *CHATGPT)}, "current_node": "c"}
+    choose_text(page, json.dumps([tree, {"title": "Empty", "mapping": {"root": root}}]))
+    expect(page.locator("#title")).to_have_text("Of foxes")
+    expect(bubbles).to_have_text(["Who are you?"])
+    expect(blocks).to_have_text(["A fox."])
+    page.get_by_role("button", name="Previous version").click()
+    expect(blocks).to_have_text(["An owl."])
+    page.reload()
+    expect(page.locator(".conversation")).to_have_count(3)
+    choose_text(page, '{"messages": {}}')
+    expect(page.locator(".toast").last).to_contain_text(
+        "It must be an export of this page, ChatGPT’s conversations.json"
+    )
+
+
 def test_figures_that_are_none_are_left_out_with_a_word(here: Visitor) -> None:
     page = here.visit().page
     for number, done in enumerate(NO_FIGURES):
@@ -319,7 +396,7 @@ def test_settings_out_of_their_range_are_left_out_with_a_word(here: Visitor) -> 
     page.locator("#model").wait_for()
     sampling = {"temperature": 99, "max_tokens": -4, "seed": 7, "n": 7, "stop": [5], "top_k": 1.5}
     choose_file(page, conversation(question("a"), settings={"system": {}, "priority": 5, "sampling": sampling}))
-    for word in ("instructions", "priority", "temperature", "max_tokens", "n, ", "stop", "top_k"):
+    for word in ("system prompt", "priority", "temperature", "max_tokens", "n, ", "stop", "top_k"):
         expect(page.locator(".toast")).to_contain_text(word)
     expect(page.locator(".toast")).not_to_contain_text("seed")
     page.get_by_role("button", name="Settings", exact=True).click()
@@ -366,7 +443,7 @@ def test_what_an_earlier_page_stored_wrongly_breaks_nothing(here: Visitor) -> No
 def test_an_answer_says_the_seed_that_it_was_drawn_with(here: Visitor) -> None:
     page = here.visit().page
     choose_file(page, conversation(question("a"), answer("b", "a", done={**FIGURES, "seed": 4_711})))
-    expect(page.locator(".figures")).to_contain_text("4711 is the seed")
+    expect(page.locator(".figures")).to_contain_text("4711 seed")
 
 
 def test_a_long_conversation_is_rendered_to_its_beginning(here: Visitor) -> None:
@@ -382,7 +459,7 @@ def test_a_long_conversation_is_rendered_to_its_beginning(here: Visitor) -> None
 def test_a_look_at_the_live_view_leaves_the_conversation_as_it_is(here: Visitor) -> None:
     page = here.visit().page
     page.get_by_role("button", name="Settings", exact=True).click()
-    page.get_by_label("Instructions (system prompt)").fill("You are a pirate.")
+    page.get_by_label("System prompt", exact=True).fill("You are a pirate.")
     page.keyboard.press("Escape")
 
     def look_away() -> None:
@@ -392,7 +469,7 @@ def test_a_look_at_the_live_view_leaves_the_conversation_as_it_is(here: Visitor)
         expect(page.locator("#chat-view")).to_be_visible()
 
     look_away()
-    expect(page.locator("#chips")).to_contain_text("instructions")
+    expect(page.locator("#chips")).to_contain_text("system prompt")
     choose_file(page, conversation(*(question(f"q{n}", f"q{n - 1}" if n else None) for n in range(60))))
     expect(page.locator("article.user")).to_have_count(60)
     page.locator("article.user").first.scroll_into_view_if_needed()
@@ -453,7 +530,7 @@ def test_the_text_of_a_draft_outlives_a_reload_where_its_files_are_too_large(her
     page.get_by_label("Message", exact=True).fill("Half a tho")
     page.locator("#attach-file").set_input_files(payload("long.txt", "Olga " * 10_000))
     expect(page.locator("#attached")).to_contain_text("long.txt")
-    expect(page.locator("#attached .fault")).to_contain_text("Too long: the model reads at most ")
+    expect(page.locator("#attached .fault")).to_contain_text("Too long: the context window is ")
     page.reload()
     expect(page.get_by_label("Message", exact=True)).to_have_value("Half a tho")
     expect(page.locator("#attached")).to_be_hidden()
@@ -483,7 +560,7 @@ def test_versions_stand_in_the_order_of_their_making_also_where_the_clock_was_se
     here.ask("What is UMA?")
     here.wait_for_answer()
     page.evaluate("Date.now = () => 1_000")
-    page.get_by_role("button", name="Answer again").click()
+    page.get_by_role("button", name="Regenerate").click()
     here.wait_for_answer()
     expect(page.get_by_role("group", name="Version 2 of 2")).to_be_visible()
 
@@ -507,7 +584,7 @@ def test_a_number_that_is_not_taken_is_said_to_be_none(here: Visitor) -> None:
     page = here.visit().page
     page.locator("#model").wait_for()
     page.get_by_role("button", name="Settings", exact=True).click()
-    most = page.get_by_label("Longest answer")
+    most = page.get_by_label("Max tokens")
     most.press_sequentially("99999")
     expect(page.locator("#set-max_tokens-fault")).to_contain_text("Not set: it must be a whole number from 1 to ")
     assert violations(page) == []
@@ -539,7 +616,7 @@ def test_what_is_no_whole_number_of_its_range_is_told_at_its_field(here: Visitor
 def test_the_boxes_of_numbers_are_in_line_also_beside_one_with_a_fault(here: Visitor) -> None:
     page = here.visit().page
     page.get_by_role("button", name="Settings", exact=True).click()
-    page.get_by_label("Longest answer").fill("1.5")
+    page.get_by_label("Max tokens").fill("1.5")
     expect(page.locator("#set-max_tokens-fault")).not_to_be_empty()
     boxes = page.locator(".numbers input").evaluate_all("all => all.map((each) => each.getBoundingClientRect().top)")
     assert boxes[0] == boxes[1]
@@ -550,9 +627,9 @@ def test_more_stop_strings_than_can_be_set_are_told_and_stay_in_their_field(here
     page = here.visit().page
     page.get_by_role("button", name="Settings", exact=True).click()
     stops = [f"stop {number}" for number in range(20)]
-    field = page.get_by_label("Stop strings")
+    field = page.get_by_label("Stop sequences")
     field.fill("\n".join(stops))
-    expect(page.locator("#set-stop-fault")).to_have_text("Only the first 16 of these 20 stop strings are set.")
+    expect(page.locator("#set-stop-fault")).to_have_text("Only the first 16 of these 20 stop sequences are set.")
     expect(field).to_have_attribute("aria-invalid", "true")
     expect(field).to_have_value("\n".join(stops))
     assert violations(page) == []

@@ -253,6 +253,9 @@ interface Actions {
   /** Ask again without the oldest turns, or with a summary of them. */
   outgrow(message: Message, truncation: Settings["truncation"]): void;
   branchOff(message: Message): void;
+  /** Show all answers to its question, side by side. */
+  compare(message: Message): void;
+  isCompared(message: Message): boolean;
   /** A new chat. */
   begin(): void;
   /** Most of what the model was given for this answer stands before the question. */

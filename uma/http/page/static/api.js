@@ -22,7 +22,7 @@ export function faultOfKey(key) {
   const odd = key.match(/[^\x21-\x7e]/u);
   if (!odd) return null;
   const what = /\s/.test(odd[0]) ? "space or line break" : `“${odd[0]}”`;
-  return `No key has a ${what} in it: copy yours again, just as “uma key new” printed it.`;
+  return `A key has no ${what} in it: copy it again, as “uma key new” printed it.`;
 }
 
 /** @param {string} key Without a fault. Empty: forget it. */
@@ -91,7 +91,7 @@ async function failureOf(response) {
   if (loading !== null)
     return {
       code: "loading",
-      message: `The model is still being loaded (${loaded(Number(loading))}).`,
+      message: `The model is loading (${loaded(Number(loading))}).`,
       retry_after_ms: retry,
       percent: Number(loading),
     };
@@ -155,7 +155,7 @@ async function* parts(path, end, { body, signal, lastEventId, onOpen, silenceMs 
   } catch (error) {
     if (signal?.aborted || error instanceof ApiError) throw error;
     wasAway = true;
-    throw new ApiError(0, { code: "unreachable", message: "The connection to the server broke off." });
+    throw new ApiError(0, { code: "unreachable", message: "The connection to the server was lost." });
   } finally {
     await reader.cancel().catch(() => {});
   }

@@ -41,7 +41,7 @@ export function labelOf({ name, text, tokens }, most = Infinity) {
   // While no model is there to count them: about as many as texts have as a rule.
   const known = tokens ?? Number((bytes / BYTES_A_TOKEN).toPrecision(2));
   const extent = `${size} · ${tokens === undefined ? "about " : ""}${number(known)} tokens`;
-  const fault = known > most && h("span", { class: "fault" }, `Too long: the model reads at most ${number(most)}`);
+  const fault = known > most && h("span", { class: "fault" }, `Too long: the context window is ${number(most)}`);
   return [icon("file"), h("span", {}, name), h("span", { class: "extent" }, extent), ...(fault ? [fault] : [])];
 }
 

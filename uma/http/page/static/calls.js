@@ -13,7 +13,7 @@ export function foldCalls(parser) {
     const name = NAME.exec(content)?.slice(1).find(Boolean) ?? "a tool";
     const { escapeHtml } = parser.utils;
     const code = `<pre><code data-language="json">${escapeHtml(content)}</code></pre>`;
-    return `<details class="call"><summary>Call of ${escapeHtml(name)}</summary>${code}</details>\n`;
+    return `<details class="call"><summary>Tool call: ${escapeHtml(name)}</summary>${code}</details>\n`;
   };
 }
 

@@ -31,7 +31,7 @@ const REST = 4;
 const NO_KEY = "invalid_api_key";
 
 export class Chat {
-  /** @param {{onChange: () => void, focus: () => void, begin: () => void, defaults: () => Settings, model: () => string | undefined, ended: () => void, suggestions: () => string[], info: () => Info | undefined, stopped: (home: Conversation) => void, over: (home: Conversation) => void}} does */
+  /** @param {{onChange: () => void, focus: () => void, begin: () => void, defaults: () => Settings, model: () => string | undefined, ended: () => void, suggestions: () => string[], info: () => Info | undefined, stopped: (home: Conversation) => void, over: (home: Conversation) => void, unsent: (home: Conversation, draft: Draft) => void}} does */
   constructor(does) {
     this.does = does;
     /** @type {Conversation[]} */
@@ -48,6 +48,8 @@ export class Chat {
     this.unkept = new Set();
     this.hasStore = true;
     this.branchedAt = -Infinity;
+    /** The question whose answers are shown side by side. @type {string | null} */
+    this.compared = null;
     this.thread = byId("thread", HTMLElement);
     this.scroller = byId("scroller", HTMLElement);
     this.empty = byId("empty", HTMLElement);
@@ -63,7 +65,7 @@ export class Chat {
     try {
       const { conversations, unreadable } = await store.load();
       this.conversations = conversations;
-      if (unreadable) toast("Some of what this browser keeps is damaged: not all conversations are listed.");
+      if (unreadable) toast("Some saved conversations are damaged, and are not listed.");
       store.watch({ saved: (stored) => this.take(stored), deleted: (id) => this.drop(id) });
     } catch {
       this.hasStore = false;
@@ -79,7 +81,7 @@ export class Chat {
     const mine = this.conversations.find(({ id }) => id === stored.id);
     if (!mine) this.keep(stored);
     else this.join(mine, stored);
-    this.does.onChange();
+    this.does.over(mine ?? stored);
   }
 
   /** @param {Conversation} mine @param {Conversation} stored */
@@ -138,12 +140,23 @@ export class Chat {
     this.does.onChange();
   }
 
-  /** @param {string} text @param {Attachment[]} files */
-  send(text, files, home = this.current) {
+  /** @param {string} text @param {Attachment[]} files @param {boolean} [isQueued] Where another window has gone on meanwhile, it waits behind that answer. */
+  send(text, files, home = this.current, isQueued = false) {
     this.keep(home);
-    add(home, { parent: home.leaf, role: "user", text, ...(files.length ? { files } : {}) });
+    const question = add(home, { parent: home.leaf, role: "user", text, ...(files.length ? { files } : {}) });
     this.isAtEnd ||= home === this.current;
-    this.answer(home, home.leaf);
+    this.answer(home, question.id, undefined, isQueued ? question : undefined);
+  }
+
+  /** Another window has gone on with the conversation: what was to be sent next waits for its answer. @param {Conversation} home @param {Message} question @param {Message} answer */
+  takeBack(home, { id, text, files = [], parent }, answer) {
+    this.runs.delete(answer.id);
+    delete home.messages[answer.id];
+    if (home.messages[id]) this.does.unsent(home, { text, files, isQueued: true });
+    delete home.messages[id];
+    show(home, /** @type {string} */ (parent));
+    if (home === this.current) this.render();
+    if (home.leaf !== parent) this.does.over(home); // else with what the other window is about to tell
   }
 
   editLast() {
@@ -213,28 +226,30 @@ export class Chat {
     this.does.onChange();
   }
 
-  /** @param {Conversation} conversation @param {{isNew?: boolean}} [options] */
+  /** @param {Conversation} conversation @param {Parameters<typeof store.save>[1]} [options] @returns {Promise<boolean>} As of `store.save`. */
   async save(conversation, options) {
-    if (!this.hasStore || !this.conversations.includes(conversation)) return;
+    if (!this.hasStore || !this.conversations.includes(conversation)) return true;
     const { id } = conversation;
     try {
-      await store.save(conversation, options);
+      const isFree = await store.save(conversation, options);
       if (this.unkept.delete(id)) this.does.onChange();
+      return isFree;
     } catch {
-      if (this.unkept.has(id)) return; // an answer is saved every second: it was said
+      if (this.unkept.has(id)) return true; // an answer is saved every second: it was said
       this.unkept.add(id);
       const name = conversation.title || "New chat";
-      if (conversation !== this.current) toast(`The browser has no room to keep “${name}”.`);
+      if (conversation !== this.current) toast(`The browser’s storage is full: “${name}” is not saved.`);
       this.does.onChange();
+      return true;
     }
   }
 
   /** Why the conversation that is shown is lost with the page; empty where the browser keeps it. */
   get loss() {
     if (!this.conversations.includes(this.current)) return "";
-    if (!this.hasStore) return "This browser keeps no conversations: this one is lost with the page.";
+    if (!this.hasStore) return "This browser saves no conversations: this one is lost when the page is closed.";
     if (!this.unkept.has(this.current.id)) return "";
-    return "The browser has no room to keep this conversation: it is lost with the page.";
+    return "The browser’s storage is full: this conversation is lost when the page is closed.";
   }
 
   /** @param {Conversation} conversation */
@@ -242,20 +257,21 @@ export class Chat {
     if (!this.conversations.includes(conversation)) this.conversations.unshift(conversation);
   }
 
-  /** Ask for an answer to the branch that ends with `parent`, or for several. @param {Conversation} conversation @param {string | null} parent @param {number} [count] */
-  answer(conversation, parent, count = conversation.settings.answers ?? 1) {
+  /** Ask for an answer to the branch that ends with `parent`, or for several. @param {Conversation} conversation @param {string | null} parent @param {number} [count] @param {Message} [next] */
+  answer(conversation, parent, count = conversation.settings.answers ?? 1, next) {
+    if (count > 1) this.compared = parent;
     for (let number = 0; number < count; number++)
-      this.askFor(conversation, { parent, role: "assistant", text: "" });
+      this.askFor(conversation, { parent, role: "assistant", text: "" }, next);
   }
 
-  /** @param {Conversation} conversation @param {Pick<Message, "parent" | "role" | "text"> & Partial<Message>} answer Its text is its beginning. */
-  askFor(conversation, answer) {
+  /** @param {Conversation} conversation @param {Pick<Message, "parent" | "role" | "text"> & Partial<Message>} answer Its text is its beginning. @param {Message} [next] As for `follow`. */
+  askFor(conversation, answer, next) {
     const info = this.does.info();
     const mostTokens = Number(conversation.settings.sampling.max_tokens) || info?.sampling.max_tokens?.default;
     if (info?.models) conversation.model ??= info.model.called;
     const fresh = { token: freshId(), isUnsent: true, mostTokens, model: conversation.model ?? info?.model.called };
     const message = add(conversation, { ...answer, ...fresh });
-    void this.follow(conversation, message, bodyOf(conversation, message));
+    void this.follow(conversation, message, bodyOf(conversation, message), next);
   }
 
   /** How much of the context the branch that is shown takes, in tokens; 0 where that is not known. */
@@ -271,8 +287,8 @@ export class Chat {
     this.does.onChange();
   }
 
-  /** @param {Conversation} conversation @param {Message} message @param {Record<string, unknown>} [body] */
-  async follow(conversation, message, body) {
+  /** @param {Conversation} conversation @param {Message} message @param {Record<string, unknown>} [body] @param {Message} [next] The question, where it was queued: of several windows one goes on. */
+  async follow(conversation, message, body, next) {
     const run = new Run(message, this.turns, body);
     this.runs.set(message.id, { run, home: conversation });
     let saved = 0;
@@ -284,11 +300,11 @@ export class Chat {
       this.showRun(run);
       if (run.isOver) this.does.over(conversation); // with its end, and not once it is saved: a key can be pressed in between
     };
-    const saving = this.save(conversation);
+    const saving = this.save(conversation, { next });
     // At once: a second click finds the page as the first has left it, and asks for nothing.
     if (conversation === this.current) this.render();
     else this.does.onChange();
-    await saving;
+    if (!(await saving) && next) return this.takeBack(conversation, next, message);
     await run.follow();
     this.runs.delete(message.id);
     void this.renderMissing();
@@ -335,22 +351,32 @@ export class Chat {
     const [all, before] = [versions(this.current), this.views];
     this.views = new Map();
     this.shown.clear();
-    for (const message of path) {
-      const siblings = all.get(message.parent) ?? [message];
+    const show = (/** @type {Message} */ message, /** @type {Message[]} */ siblings) => {
       const found = before.get(message);
-      const view = found?.versions === namesOf(siblings) ? found : this.view(message, siblings);
+      const view = found?.versions === this.versionsOf(message, siblings) ? found : this.view(message, siblings);
       this.views.set(message, view);
       if (view.answer) this.shown.set(message.id, view.answer);
       const run = this.runs.get(message.id)?.run;
       if (run) view.answer?.follow(run);
-    }
-    arrange(this.thread, [...this.views.values()].map(({ element }) => element));
+      return view.element;
+    };
+    const parts = path.map((message) => {
+      const siblings = all.get(message.parent) ?? [message];
+      if (!this.actions.isCompared(message)) return show(message, siblings);
+      return h("div", { class: "compared" }, ...siblings.map((each) => show(each, siblings)));
+    });
+    arrange(this.thread, parts);
     nameModelsOnce(this.thread, this.current.model ?? this.does.info()?.model.called);
+  }
+
+  /** What a message's view is built for. @param {Message} message @param {Message[]} siblings */
+  versionsOf(message, siblings) {
+    return [this.actions.isCompared(message), ...siblings.map(({ id }) => id)].join();
   }
 
   /** @param {Message} message @param {Message[]} siblings */
   view(message, siblings) {
-    const versions = namesOf(siblings);
+    const versions = this.versionsOf(message, siblings);
     if (message.role === "user") return { versions, element: question(message, siblings, this.actions) };
     const answer = new AnswerView(message, siblings, this.actions);
     if (!this.runs.has(message.id)) answer.showPlain();
@@ -399,9 +425,15 @@ export class Chat {
       const copy = branchOff(this.current, message.id);
       this.addAll([copy]);
       this.branchedAt = performance.now();
-      toast("This is a new conversation that begins with the same messages.");
+      toast("A new chat with the messages up to here.");
+    },
+    isCompared: ({ role, parent }) => role === "assistant" && parent !== null && parent === this.compared,
+    compare: ({ parent }) => {
+      this.compared = parent;
+      this.render();
     },
     show: (id) => {
+      this.compared = null;
       show(this.current, id);
       void this.save(this.current);
       this.render();
@@ -478,11 +510,6 @@ export class Chat {
 /** Whether this browser is on the server's machine. */
 function isHere() {
   return /^(localhost|127\.|\[::1\])/.test(location.hostname);
-}
-
-/** @param {Message[]} siblings */
-function namesOf(siblings) {
-  return siblings.map(({ id }) => id).join();
 }
 
 /** What the server is asked for an answer: of the settings those alone that the person has changed. @param {Conversation} conversation @param {Message} message The answer. */

@@ -112,7 +112,7 @@ export class Composer {
     const { text, files } = this.draft;
     this.setQueue([...this.drafts.queued, [this.conversation.id, { text: text.trim(), files, isQueued: true }]]);
     this.fill({ text: "", files: [] });
-    announce("This is sent once the answer ends. The up arrow key edits it.");
+    announce("Queued. The up arrow key edits it.");
   }
 
   /** Take these out of the queue, into their conversation's box and before what is there. @param {string} id @param {Draft[]} queued */
@@ -241,7 +241,7 @@ export class Composer {
       this.input.value = this.input.value.replace(pasted, () => "");
       void this.attach([new File([pasted], "pasted.txt", { type: "text/plain" })]);
     };
-    toast("This is a long text.", { label: "Attach it as a file", run });
+    toast("This is a long text.", { label: "Attach as a file", run });
   }
 
   /** Whether the model takes pictures. @param {boolean} sees */
@@ -299,14 +299,14 @@ export class Composer {
   /** A file's text, or its picture. Throws `Unreadable`. @param {File} file @returns {Promise<{text: string, image?: string}>} */
   async read(file) {
     if (isPicture(file)) {
-      if (!this.sees) throw new Unreadable("The model sees no images.");
+      if (!this.sees) throw new Unreadable("This model cannot see pictures.");
       const image = await pictureOf(file);
       if (image) return { text: "", image };
       throw new Unreadable("The browser cannot read this picture.");
     }
     const text = file.size > MAX_FILE_BYTES ? null : await readFile(file);
     if (text === null || new Blob([text]).size > this.maxBytes)
-      throw new Unreadable(`The server takes no file over ${number(Math.round(this.maxBytes / 1_000))} KB.`);
+      throw new Unreadable(`A file can have at most ${number(Math.round(this.maxBytes / 1_000))} KB.`);
     return { text };
   }
 

@@ -7,7 +7,7 @@ import { byId, duration, h, number } from "./dom.js";
 const MAX_LEVELS = 255;
 /** Below this the model would rather have said something else. */
 const LEAST_MASS = 0.5;
-const AMISS = "The model would rather have answered something else: it may not have understood the question.";
+const AMISS = "Most of the probability went to other words: the model may not have understood the question.";
 
 /** The sheet, which keeps what was written in it. @param {() => string} model The name of the one that is asked. @param {() => boolean} isLoaded */
 export function listenForDecisions(model, isLoaded) {
@@ -64,8 +64,8 @@ export function listenForDecisions(model, isLoaded) {
 function faultOf({ levels, choices }, line) {
   const labels = levels?.map(({ label }) => label) ?? choices?.map(({ value }) => value);
   const twice = labels?.find((each, at) => labels.indexOf(each) < at);
-  if (/=\s*\d+\.\.\d+$/.test(line) && !levels) return `“${line}”: levels rise, from the least to the highest, at most 255 of them: “= 1..5”.`;
-  if (labels && labels.length < 2) return `“${line}”: one option is no choice. Give two or more, as “= billing, shipping”, or none for yes or no.`;
+  if (/=\s*\d+\.\.\d+$/.test(line) && !levels) return `“${line}”: levels go from low to high, at most 255 of them: “= 1..5”.`;
+  if (labels && labels.length < 2) return `“${line}”: give two or more options, as “= billing, shipping”, or none for yes or no.`;
   return twice && `“${line}”: “${twice}” is there twice.`;
 }
 

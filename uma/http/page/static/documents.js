@@ -32,12 +32,12 @@ export async function readFile(file) {
   const head = new TextDecoder("latin1").decode(data.slice(0, 1_024));
   const isPdf = head.includes("%PDF-");
   const damaged = () => {
-    throw new Unreadable("It is a damaged archive.");
+    throw new Unreadable("The file is damaged.");
   };
   const isArchive = head.startsWith("PK\x03\x04");
   const text = isPdf ? await textOfPdf(data) : isArchive ? await textOfWord(data).catch(damaged) : textOf(data);
-  if (text === null) throw new Unreadable("The model reads text, PDF, Word’s docx and HTML only.");
-  if (isPdf && !text.trim()) throw new Unreadable("There is no text in it: its pages are pictures.");
+  if (text === null) throw new Unreadable("Only text, PDF, Word (.docx) and HTML can be attached.");
+  if (isPdf && !text.trim()) throw new Unreadable("The PDF has no text: its pages are pictures.");
   return /\.x?html?$/i.test(file.name) || file.type === "text/html" ? textOfHtml(text) : text;
 }
 
@@ -52,14 +52,14 @@ async function textOfPdf(data) {
   const address = /** @type {string} */ (policy?.createScriptURL("") ?? library("pdf.worker.mjs"));
   const port = new Worker(address, { type: "module" });
   const late = new Promise((_, reject) =>
-    setTimeout(() => reject(new Unreadable("It takes too long to read.")), READ_MS),
+    setTimeout(() => reject(new Unreadable("Reading it takes too long.")), READ_MS),
   );
   try {
     return await Promise.race([pagesOf(getDocument({ data, worker: PDFWorker.create({ port }), cMapUrl: library("cmaps/") })), late]);
   } catch (error) {
     if (error instanceof Unreadable) throw error;
     const isLocked = error instanceof Error && error.name === "PasswordException";
-    throw new Unreadable(isLocked ? "It is locked with a password." : "It is a damaged PDF.");
+    throw new Unreadable(isLocked ? "The PDF is locked with a password." : "The PDF is damaged.");
   } finally {
     port.terminate();
   }
@@ -124,7 +124,7 @@ async function wholeText(stream) {
 
 /** What can be read of a page. @param {string} html */
 function textOfHtml(html) {
-  if (html.split("<", MAX_TAGS).length === MAX_TAGS) throw new Unreadable("It is too long a page.");
+  if (html.split("<", MAX_TAGS).length === MAX_TAGS) throw new Unreadable("The page is too long.");
   const clean = DOMPurify.sanitize(html.replace(LINES, "\n$&").replace(/<t[dh]\b/gi, "\t$&"));
   const text = typeof clean === "string" ? clean : (clean.textContent ?? "");
   return text.replace(/[^\S\n\t]+/g, " ").replace(/\s*\n\s*\n\s*/g, "\n\n").replace(/ *\n */g, "\n").trim();

@@ -153,7 +153,7 @@ export function clearToasts() {
 /** Copy to the clipboard, and show on the button that it happened. @param {HTMLElement} button @param {string} text */
 export async function copy(button, text) {
   if (!(await write(text))) {
-    toast("The browser does not let this page copy: mark the text and copy it by hand.");
+    toast("The browser blocks copying: select the text and copy it by hand.");
     return;
   }
   announce("Copied");
@@ -193,9 +193,10 @@ export function number(value, digits = 0) {
   return value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
 }
 
-/** How much of a model is loaded. Until the first of it is, its file is opened, which takes long on a slow disk. @param {number} [percent] */
+/** How much of a model is loaded. Its file is opened before its weights, its cache is made and it is warmed up behind them. @param {number} [percent] */
 export function loaded(percent) {
-  return percent ? `${percent} %` : "its file is being opened";
+  if (!percent) return "opening its file";
+  return percent < 99 ? `${percent} %` : "warming up";
 }
 
 /** A time for people: `85 ms`, `1.2 s`. @param {number} ms */

@@ -4,10 +4,10 @@
 import { number } from "./dom.js";
 
 const TOO_LONG =
-  "This is more than the model can read at once. Edit the question to shorten it or to take a file away, or begin a new chat.";
+  "This is longer than the model’s context window. Shorten the question, remove a file, or start a new chat.";
 const FULL =
-  "This conversation is full: it is more than the model can read at once. Begin a new chat, or edit an earlier question and go on from there.";
-const BUSY = "The server has too much to do just now.";
+  "This conversation is longer than the model’s context window. Start a new chat, or edit an earlier question and continue from there.";
+const BUSY = "The server is busy.";
 const STOPPED = "The server was stopped or restarted before the answer was complete.";
 
 /** By code: of a stream's last event, or of a refusal over HTTP. @type {Record<string, string>} */
@@ -22,16 +22,16 @@ const WORDS = {
   E_RUNTIME_SHUTDOWN: STOPPED,
   E_CONNECTION: STOPPED,
   service_unavailable: STOPPED,
-  model_not_found: "The server has no model of this name any more: choose another one above, then try again.",
-  invalid_api_key: "This server needs a key. Enter one, then try again.",
-  403: "Your key does not allow this. Ask for another one, or set the sampling back in the settings.",
+  model_not_found: "This model is not on the server any more: choose another one above, then try again.",
+  invalid_api_key: "This server needs an API key. Enter one, then try again.",
+  403: "Your key does not allow this. Use another key, or reset the settings.",
 };
-const OWN_BUSY = "Your key allows no more answers at once: wait until another one ends, or stop one.";
-const OWN_RATE = "Your key has used up its tokens for a minute.";
+const OWN_BUSY = "Your key allows no more answers at once: wait for one to end, or stop one.";
+const OWN_RATE = "Your key has used its tokens for this minute.";
 const OWN_LENGTH =
-  "Your key allows shorter answers only: open “Settings” and set fewer most tokens.";
+  "Your key allows shorter answers only: open “Settings” and lower “Max tokens”.";
 const OWN_PRIORITY =
-  "Your key allows no such priority: open “Settings” and choose a lower one.";
+  "Your key allows no such priority: choose a lower one in the settings.";
 /** What a key's own bound says (uma/net/quota.py), and what that means: others on the server have nothing to do with it. @type {[RegExp, string][]} */
 const BOUNDS = [
   [/\(max_concurrent\)/, OWN_BUSY],
@@ -40,10 +40,10 @@ const BOUNDS = [
   [/^priority: .* may use /, OWN_PRIORITY],
 ];
 const WRONG_SETTING =
-  "The server does not take one of the settings. Open “Settings” and correct it, or set the sampling back.";
+  "The server does not accept one of the settings. Correct it in the settings, or reset them.";
 const BLIND =
-  "This model sees no pictures, and the conversation has some. Choose a model that sees, edit the question to take them away, or begin a new chat.";
-const WRONG_CHAT = "The model does not take this conversation as it is. Edit the question, or begin a new chat.";
+  "This model cannot see pictures, and the conversation has some. Choose a model that can, edit the question to remove them, or start a new chat.";
+const WRONG_CHAT = "The model does not accept this conversation. Edit the question, or start a new chat.";
 
 /**
  * @param {Failure} failure
@@ -61,7 +61,7 @@ export function explain({ code, message, retry_after_ms: retry }, isOutgrown) {
 
 /** Why a question waits that is asked again by itself. @param {Failure} failure @param {number} ms Until then. */
 export function busy({ message }, ms) {
-  return `${boundOf(message) ?? BUSY} This is asked again in ${number(Math.ceil(ms / 1_000))} s.`;
+  return `${boundOf(message) ?? BUSY} Retrying in ${number(Math.ceil(ms / 1_000))} s.`;
 }
 
 /** @param {string} message */
@@ -83,8 +83,5 @@ function wrong(message) {
 /** @param {number | null | undefined} retry In milliseconds. */
 function again(retry) {
   const seconds = Math.ceil((retry ?? 0) / 1_000);
-  if (seconds <= 1) return "Try again in a moment.";
-  return seconds < 120
-    ? `Try again in ${number(seconds)} seconds.`
-    : `Try again in ${number(Math.ceil(seconds / 60))} minutes.`;
+  return seconds <= 1 ? "Try again in a moment." : `Try again in ${number(seconds)} s.`;
 }

@@ -55,25 +55,16 @@ function inline(state, silent) {
 
 /** Where the formula that begins at `start` ends; -1 where none does. @param {string} text @param {number} start */
 function endOf(text, start) {
-  const closer = INLINE[text.slice(start, start + 2)] ?? bareEnd(text.slice(start, start + MAX_CHARS));
+  const near = text.slice(start, start + MAX_CHARS);
+  const closer = INLINE[near.slice(0, 2)] ?? bareEnd(near);
   if (closer) {
-    const end = next(text, closer, start + 2) + closer.length;
-    return end > start + MAX_CHARS ? -1 : end;
+    const at = near.indexOf(closer, 2);
+    return at < 0 ? -1 : start + at + closer.length;
   }
   if (text[start] !== "$" || /[\p{L}\p{N}$]/u.test(text[start - 1] ?? "")) return -1;
   DOLLARS.lastIndex = start;
   const match = DOLLARS.exec(text);
   return match && (match[1] === undefined || isFormula(match[1])) ? DOLLARS.lastIndex : -1;
-}
-
-/** Where something was found last. */
-let known = { text: "", closer: "", from: 0, at: 0 };
-
-/** Where `closer` comes next, which is sought once for all formulas that begin before it: thousands can. @param {string} text @param {string} closer @param {number} from */
-function next(text, closer, from) {
-  const isKnown = known.text === text && known.closer === closer && known.from <= from && from <= known.at;
-  if (!isKnown) known = { text, closer, from, at: (text.indexOf(closer, from) + 1 || Infinity) - 1 };
-  return known.at;
 }
 
 /** What ends a formula that is a bare environment. @param {string} text */

@@ -2,16 +2,17 @@
  * last 30, as coloured ticks, or why nothing is computed for it. */
 
 import { arrange, byId, copyOf, duration, h, number } from "./dom.js";
-import { INTERVAL_MS } from "./series.js";
 
 /** @typedef {{prefill: number, decode: number, cached: number, waits: boolean}} Tick */
 /** @typedef {"writing" | "reading" | "waiting" | "ended"} Phase */
 
+/** Time between two frames. */
+const INTERVAL_MS = 250;
 const SHOWN_MS = 30_000;
 const COLUMNS = SHOWN_MS / INTERVAL_MS;
 const LINGER_MS = 8_000;
-/** As many requests as an engine can run at once. */
-const MAX_LANES = 256;
+/** So many of those that have ended are shown. */
+const MAX_ENDED = 5;
 /** Of those of which nothing is computed yet so many are shown one by one: the next to begin, and one's own. */
 const MAX_WAITING = 5;
 /** Frames that come at most so many columns apart leave no request's beginning unseen. */
@@ -30,7 +31,7 @@ const SLOTLESS = ["slot", "cells", "adapters", "prefix"];
 const PHASES = ["writing", "reading", "waiting", "ended"];
 
 /** Whether nothing is computed for it now; an older server tells of preempted ones alone. @param {RunningRequest} request */
-export function isWaiting(request) {
+function isWaiting(request) {
   return Boolean(request.waits_for) || request.is_preempted;
 }
 
@@ -81,14 +82,14 @@ class Scene {
   reasonOf(request) {
     const first = request.behind ? this.all.get(request.behind) : undefined;
     if (request.waits_for === "prompt" && first)
-      return `behind the prompt of ${this.nameOf(first)}, of which ${tokens(first.prompt_tokens - first.computed_tokens)} are left`;
-    if (request.waits_for === "prefix") return "until another request has read the same beginning of a prompt";
-    if (request.waits_for === "grammar") return "its grammar is compiled again";
-    if (request.waits_for === "reader") return "until its program takes what is written";
+      return `after the prompt of ${this.nameOf(first)}, ${tokens(first.prompt_tokens - first.computed_tokens)} to go`;
+    if (request.waits_for === "prefix") return "until another request has read the same prompt prefix";
+    if (request.waits_for === "grammar") return "its grammar is being recompiled";
+    if (request.waits_for === "reader") return "its program is slow to read the answer";
     if (request.is_preempted) return "paused for a request of higher priority";
     const ahead = this.queue.slice(0, this.queue.indexOf(request));
     const higher = ahead.filter(({ priority }) => priority > request.priority).length;
-    const sets = request.waits_for === "adapters" ? ", until one of two sets of LoRA adapters has ended" : "";
+    const sets = request.waits_for === "adapters" ? ", until a set of LoRA adapters is free" : "";
     const why = request.waits_for === "cells" ? ", until the KV cache has space for its prompt" : sets;
     if (!ahead.length) return `next in the queue${why}`;
     const words = `${number(ahead.length)} ahead${why}`;
@@ -122,6 +123,7 @@ class Lane {
     this.state = part("lane-state");
     this.figures = part("lane-figures");
     this.name = part("lane-name");
+    this.of = part("lane-of");
     this.pid = part("lane-pid");
     this.button = part("icon-button");
     this.hurry = part("link-button");
@@ -202,8 +204,9 @@ class Lane {
     this.name.title = [request.origin, `request ${request.id}`].filter(Boolean).join(" · ");
     const { pid } = wayOf(request.origin ?? "");
     const more = scene.models.get(request.number) ?? pid; // there is no place for both; the title has all
-    const which = this.isOwn ? "" : `#${request.number} · ${number(Math.floor(request.age_ms / 1_000))} s`; // tells those of one program apart
-    this.pid.textContent = [more, which].flatMap((each) => (each ? [`· ${each}`] : [])).join(" ");
+    this.of.textContent = more ? `· ${more}` : "";
+    const which = `· #${request.number} · ${number(Math.floor(request.age_ms / 1_000))} s`; // tells those of one program apart
+    this.pid.textContent = this.isOwn ? "" : which;
     this.element.classList.toggle("is-own", this.isOwn);
     this.offer(own);
   }
@@ -296,12 +299,14 @@ export class Lanes {
       }
       if (lane.endedAt && frame.at_ms - lane.endedAt > LINGER_MS) this.drop(id, lane);
     }
-    for (const request of shown) this.laneOf(request)?.take(request, this.column, scene);
+    const ended = [...this.lanes].filter(([, { endedAt }]) => endedAt).sort(([, one], [, other]) => other.endedAt - one.endedAt);
+    for (const each of ended.slice(MAX_ENDED)) this.drop(...each);
+    for (const request of shown) this.laneOf(request).take(request, this.column, scene);
     const { waiting_interactive = 0, waiting_normal = 0, waiting_background = 0 } = frame.activity;
     const queued = waiting_interactive + waiting_normal + waiting_background;
     const untold = Math.max(0, queued - (frame.activity.waiting?.length ?? 0));
     const told = scene.running.length + scene.queue.length;
-    const hidden = untold + told - shown.filter((each) => this.lanes.has(each.id)).length;
+    const hidden = untold + told - shown.length;
     this.more.textContent = `and ${number(hidden)} more`;
     this.arrange(shown, hidden);
     // Of a request that has ended the button is gone: the focus goes on to that of the next line, or to the view.
@@ -346,7 +351,6 @@ export class Lanes {
     let lane = this.lanes.get(request.id);
     if (lane && !lane.endedAt) return lane;
     if (lane) this.drop(request.id, lane); // an id that is used again
-    if (this.lanes.size >= MAX_LANES && !this.makeRoom()) return null;
     lane = new Lane(request, !this.isWatching);
     this.lanes.set(request.id, lane);
     return lane;
@@ -356,13 +360,6 @@ export class Lanes {
   clear() {
     for (const [id, lane] of this.lanes) this.drop(id, lane);
     this.column = -Infinity;
-  }
-
-  /** Lanes that have ended make room for those that run. */
-  makeRoom() {
-    const over = [...this.lanes].find(([, lane]) => lane.endedAt);
-    if (over) this.drop(...over);
-    return Boolean(over);
   }
 
   /** @param {string} id @param {Lane} lane */

@@ -4,7 +4,6 @@ import { act, ApiError, ask, stream } from "./api.js";
 import { byId, copyOf, duration, h, loaded, number } from "./dom.js";
 import { HistoryPanel } from "./history.js";
 import { Lanes } from "./lanes.js";
-import { Series, WINDOW_MS } from "./series.js";
 
 const RETRY_MS = 1_500;
 /** The server sends four frames a second, some later where the engine computes for long at a stretch. */
@@ -14,25 +13,22 @@ const MOST_MS = 60_000;
 /** By the reason that the server tells. */
 const ENDS = new Map([
   ["stop", "finished"],
-  ["length", "finished, as long as it could be"],
-  ["cancelled", "stopped, or its program has gone"],
+  ["length", "finished at its length limit"],
+  ["cancelled", "cancelled, or its program disconnected"],
 ]);
 const NO_BREAK = "\u00a0";
+const KINDS = /** @type {const} */ (["interactive", "normal", "background"]);
 
-/** A figure with its name, a second line, and where it helps a line of the last minute. */
+/** A figure with its name, and a second line. */
 class Tile {
-  /** @param {string} name @param {string} [line] The colour of its line: `decode` or `prefill`. */
-  constructor(name, line) {
+  /** @param {string} name */
+  constructor(name) {
     const [element, part] = copyOf("tile");
     this.element = element;
     part("tile-name").textContent = name;
     this.value = part("tile-value");
     this.unit = part("tile-unit");
     this.note = part("tile-note");
-    this.area = part("spark-area");
-    this.line = part("spark-line");
-    if (line) part("spark").classList.add(`is-${line}`);
-    else part("spark").remove();
   }
 
   /** @param {string} value @param {string} unit @param {string} note @param {boolean} [isTold] Whether there is something to tell. */
@@ -43,23 +39,10 @@ class Tile {
     this.note.textContent = note;
   }
 
-  /** A speed: that of now, or the greatest that its line has. @param {{age_ms: number, value: number}[]} points The newest last. @param {number} total */
-  showSpeed(points, total) {
-    const [now, most] = [points.at(-1)?.value ?? 0, Math.max(...points.map(({ value }) => value))];
-    const note = now >= 0.5 ? `${number(total)} since the start` : "the most of the last minute";
-    this.show(number(now >= 0.5 ? now : most), "tokens/s", note, most >= 0.5);
-    this.draw(points, Math.max(1, most));
-  }
-
-  /** @param {{age_ms: number, value: number}[]} points @param {number} most Their greatest value. */
-  draw(points, most) {
-    const spots = points.map(
-      ({ age_ms, value }) =>
-        `${(240 * (1 - age_ms / WINDOW_MS)).toFixed(1)},${(38 - (36 * value) / most).toFixed(1)}`,
-    );
-    const first = spots[0].split(",")[0];
-    this.line.setAttribute("d", `M${spots.join("L")}`);
-    this.area.setAttribute("d", `M${first},40L${spots.join("L")}L240,40Z`);
+  /** A speed, or where nothing is done what was done in all. @param {number} speed @param {number} total */
+  showSpeed(speed, total) {
+    if (speed >= 0.5) this.show(number(speed), "tokens/s", `${number(total)} in all`);
+    else this.show(number(total), "tokens", "in all", total > 0);
   }
 }
 
@@ -97,21 +80,22 @@ export class LiveView {
     this.info = info;
     /** Requests that are this viewer's, from wherever they came. @type {Set<string>} */
     this.mine = new Set();
-    this.series = new Series();
+    /** The last that was heard. @type {Frame | undefined} */
+    this.frame = undefined;
     this.isShown = false;
     /** When the newest frame came. @type {Date | undefined} */
     this.heardAt = undefined;
     this.tiles = {
-      tokens: new Tile("Writing answers", "decode"),
-      prompt: new Tile("Reading prompts", "prefill"),
-      first: new Tile("Time to first token"),
-      between: new Tile("Time between tokens"),
-      cache: new Tile("Prompts from the cache"),
+      tokens: new Tile("Writing"),
+      prompt: new Tile("Reading"),
+      first: new Tile("First token"),
+      between: new Tile("Between tokens"),
+      cache: new Tile("Cache hits"),
       preempted: new Tile("Preemptions"),
     };
     this.cells = {
-      used: new Part("used", "tokens of running requests"),
-      cached: new Part("cached", "kept for later prompts"),
+      used: new Part("used", "used by requests"),
+      cached: new Part("cached", "cached for later prompts"),
       free: new Part("free", "free"),
     };
     byId("tiles", HTMLElement).append(...Object.values(this.tiles).map((tile) => tile.element));
@@ -185,8 +169,8 @@ export class LiveView {
   miss(why) {
     const { heardAt } = this;
     const words = heardAt
-      ? `${why} Trying again … The figures are those of ${heardAt.toLocaleTimeString("en-GB")}, when it was last heard of.`
-      : `${why} Trying again …`;
+      ? `${why} Retrying … Figures as of ${heardAt.toLocaleTimeString("en-GB")}.`
+      : `${why} Retrying …`;
     // Screen readers say it once, not at each attempt.
     if (this.state.textContent !== words) this.state.textContent = words;
     this.state.hidden = false;
@@ -199,8 +183,11 @@ export class LiveView {
     if (this.history.element.hidden && this.info()?.history) void this.history.load();
     this.state.hidden = true;
     this.element.classList.remove("is-stale");
-    if (this.series.add(frame)) this.lanes.clear();
-    this.showTiles();
+    // A server that was started again has another clock, and counts from zero: what was before says nothing about it.
+    const isOther = this.frame && (frame.at_ms < this.frame.at_ms || frame.metrics.requests_total < this.frame.metrics.requests_total);
+    if (isOther) this.lanes.clear();
+    this.frame = frame;
+    this.showTiles(frame);
     this.showBars(frame);
     this.lanes.take(frame);
     const { running } = frame.figures;
@@ -213,31 +200,27 @@ export class LiveView {
     this.element.dataset.frames = String(Number(this.element.dataset.frames ?? 0) + 1);
   }
 
-  showTiles() {
-    const { series, tiles } = this;
-    const { figures, metrics } = series.newest;
-    tiles.tokens.showSpeed(series.line("written_per_sec"), metrics.tokens_generated_total);
-    tiles.prompt.showSpeed(series.line("read_per_sec"), metrics.prefill_tokens_total);
+  /** @param {Frame} frame */
+  showTiles({ figures, metrics }) {
+    const { tiles } = this;
+    tiles.tokens.showSpeed(figures.written_per_sec, metrics.tokens_generated_total);
+    tiles.prompt.showSpeed(figures.read_per_sec, metrics.prefill_tokens_total);
     this.showPercentiles(tiles.first, figures.first_token_ms);
     this.showPercentiles(tiles.between, figures.between_tokens_ms);
     const share = 100 * (figures.cached_share ?? 0);
-    tiles.cache.show(number(share), "%", "of their tokens were not read again", share >= 0.5);
-    tiles.preempted.show(
-      number(metrics.preemptions_total),
-      "",
-      `requests paused for others, ${number(series.growth("preemptions_total"))} in the last minute`,
-      metrics.preemptions_total > 0,
-    );
+    tiles.cache.show(number(share), "%", "of prompt tokens", share >= 0.5);
+    const { preemptions_total: paused } = metrics;
+    tiles.preempted.show(number(paused), "", paused === 1 ? "request paused for others" : "requests paused for others", paused > 0);
   }
 
   /** @param {Tile} tile @param {Percentiles | null} times */
   showPercentiles(tile, times) {
-    if (times === null) return tile.show("–", "", "no token yet", false);
+    if (times === null) return tile.show("–", "", "none yet", false);
     const { count, last, p50, p95, p99 } = times;
-    const all = this.info()?.models ? " of all models" : "";
+    const all = this.info()?.models ? ", all models" : "";
     if (p50 === null) return tile.show(...split(about(last)), `the last of ${number(count)}`);
-    const words = [`median of ${number(count)}${all}`, `95 % within ${about(p95 ?? 0)}`, `99 % within ${about(p99 ?? 0)}`];
-    tile.show(...split(about(p50)), words.map((each) => each.replaceAll(" ", NO_BREAK)).join(" · "));
+    const words = [`median of ${number(count)}${all}`, `p95 ${about(p95 ?? 0)}`, `p99 ${about(p99 ?? 0)}`];
+    tile.show(...split(about(p50)), words.map((each) => each.replaceAll(" ", NO_BREAK)).join(", "));
   }
 
   /** @param {Frame} frame */
@@ -250,7 +233,7 @@ export class LiveView {
     this.cells.cached.show(cached, total);
     this.cells.free.show(Math.max(0, total - metrics.kv_cells_used), total);
     const share = metrics.kv_cells_share ?? total;
-    const one = share < total ? `${number(share)} tokens for each request` : "shared by all requests";
+    const one = share < total ? `${number(share)} tokens per request` : "shared by all requests";
     this.layout.textContent = frame.models.filter(({ figures }) => figures).length > 1 ? "of all models" : one;
   }
 
@@ -265,32 +248,32 @@ async function howEnded(id) {
   return ENDS.get(reason) ?? (/^E_/.test(reason) ? `failed (${reason})` : "ended");
 }
 
-/** What one of several models does. @param {LiveModel} model */
-function lineOf({ name, figures, loading_percent: percent, waiting = 0 }) {
-  const wait = waiting ? `, ${number(waiting)} ${waiting === 1 ? "waits" : "wait"} for it` : "";
-  if (!figures) return h("li", {}, h("b", { dir: "auto" }, name), ` Loading, ${loaded(percent)}${wait}.`);
-  const { written_per_sec: written, read_per_sec: read, first_token_ms: first } = figures;
-  const words = [
-    wordsOf(figures, 0),
-    written >= 0.5 && `Writing ${number(written)} tokens/s.`,
-    read >= 0.5 && `Reading ${number(read)} tokens/s.`,
-    first && `First token after ${about(first.p50 ?? first.last)}.`,
+/** What one of several models does, each figure in a column of its own. @param {LiveModel} model */
+function lineOf({ name, figures, loading_percent: percent, waiting: queued = 0 }) {
+  const { running, written_per_sec: written = 0, first_token_ms: first, slot_every_ms: every } = figures ?? {};
+  const waiting = figures ? sumOf(figures) : queued;
+  const cells = [
+    figures ? (running ? `${number(running)} running` : "idle") : `loading: ${loaded(percent)}`,
+    waiting ? `${number(waiting)} waiting${every ? ` (${duration(Math.ceil(waiting * every))})` : ""}` : "",
+    written >= 0.5 ? `${number(written)} tokens/s` : "",
+    first ? `first token ${about(first.p50 ?? first.last)}` : "",
   ];
-  return h("li", {}, h("b", { dir: "auto" }, name), ` ${words.filter(Boolean).join(" ")}`);
+  return h("li", {}, h("b", { dir: "auto" }, name), ...cells.flatMap((each) => [" ", h("span", {}, each)]));
 }
+
+/** @param {Figures} figures */
+const sumOf = (figures) => KINDS.reduce((sum, kind) => sum + figures[`waiting_${kind}`], 0);
 
 /** What happens, and how long it takes until the last one begins. @param {Figures} figures @param {number} most Requests that can run at once. */
 function wordsOf(figures, most) {
   const { running, slot_every_ms: every } = figures;
-  const runs = running ? `${number(running)} ${running === 1 ? "request runs" : "requests run"}` : "Nothing runs";
-  const lanes = /** @type {const} */ (["interactive", "normal", "background"]);
-  const kinds = lanes.filter((lane) => figures[`waiting_${lane}`]);
-  const waiting = kinds.reduce((sum, lane) => sum + figures[`waiting_${lane}`], 0);
-  if (!waiting) return `${runs}.`;
-  const told = kinds.map((lane) => `${number(figures[`waiting_${lane}`])} ${lane}`).join(", ");
-  const time = every ? `: the last of them begins in about ${duration(Math.ceil(waiting * every))}` : "";
+  const waiting = sumOf(figures);
+  const runs = `${number(running)} ${running === 1 ? "request" : "requests"} running`;
+  if (!waiting) return `${running ? runs : "Idle"}.`;
+  const told = KINDS.flatMap((kind) => (figures[`waiting_${kind}`] ? [`${number(figures[`waiting_${kind}`])} ${kind}`] : []));
+  const time = every ? `: the last begins in about ${duration(Math.ceil(waiting * every))}` : "";
   const bound = most && running >= most ? ` At most ${number(most)} run at once (--max-sequences).` : "";
-  return `${runs}, ${number(waiting)} ${waiting === 1 ? "waits" : "wait"} in the queue (${told})${time}.${bound}`;
+  return `${runs}, ${number(waiting)} waiting (${told.join(", ")})${time}.${bound}`;
 }
 
 /** A figure and its unit. @param {string} text @returns {[string, string]} */

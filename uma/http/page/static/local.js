@@ -35,7 +35,7 @@ export function keep(name, value) {
   } catch {
     unkept.set(name, value);
     if (!isBlocked && !isTold)
-      toast("This browser has no room to keep settings: they are lost when the page is closed.");
+      toast("The browser’s storage is full: settings are lost when the page is closed.");
     isTold = true;
   }
 }

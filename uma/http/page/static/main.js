@@ -68,6 +68,7 @@ const chat = new Chat({
   info: () => info,
   stopped: ({ id }) => composer.giveBack(id),
   over: sendNext,
+  unsent: ({ id }, draft) => composer.setQueue([[id, draft], ...composer.drafts.queued]),
 });
 const palette = new Palette();
 const picker = new Picker({
@@ -121,10 +122,10 @@ function refresh() {
 /** An answer has ended: what was entered meanwhile is sent; behind a failure it is left to the person. @param {Conversation} home */
 function sendNext(home) {
   const last = home.leaf ? home.messages[home.leaf] : undefined;
-  const isRunning = Boolean(chat.runOf(home));
+  const isRunning = Boolean(last?.token);
   if (!isRunning && !last?.done && !last?.isStopped) composer.giveBack(home.id);
   const next = isRunning ? undefined : composer.next(home.id);
-  if (next) chat.send(next.text, next.files, home);
+  if (next) chat.send(next.text, next.files, home, true);
   else refresh();
 }
 
@@ -133,7 +134,7 @@ function showModel() {
   const button = byId("model", HTMLButtonElement);
   button.hidden = !info || location.hash === "#live";
   const isHere = !info?.models || info.models.some(({ name }) => name === modelName());
-  const words = isHere ? modelName() : `${modelName()} (not here)`;
+  const words = isHere ? modelName() : `${modelName()} (not available)`;
   if (button.textContent !== words) button.textContent = words;
   button.setAttribute("aria-label", `Model: ${words}`);
   palette.show();
@@ -149,7 +150,7 @@ function isLoaded() {
 }
 
 function chooseModel() {
-  const label = info?.models ? "Find a model, or pull OWNER/NAME" : "The model of this server";
+  const label = info?.models ? "Find a model, or type OWNER/NAME to pull one" : "The model of this server";
   palette.open(label, (text) => picker.entries(info, modelName(), text));
   void connect();
 }
@@ -198,7 +199,7 @@ function actions() {
     { label: "Chat", run: click("tab-chat") },
     { label: "Decide about a text", run: click("decide") },
     { label: "Keyboard shortcuts", also: "keys help ?", run: showKeys },
-    { label: "Other colours", also: "dark light theme mode", run: click("theme") },
+    { label: "Change theme", also: "dark light colours mode", run: click("theme") },
     { label: "Import conversations", run: click("import") },
     { label: "Export all conversations", run: click("export-all") },
     ...own,
@@ -218,7 +219,7 @@ function showGauge() {
   const share = most && !chat.runOf() ? chat.used / most : 0;
   const gauge = byId("gauge", HTMLElement);
   gauge.hidden = share < TOLD_SHARE;
-  const words = `${number(Math.min(100, 100 * share))} % of the context`;
+  const words = `${number(Math.min(100, 100 * share))} % of context used`;
   gauge.title = `${number(chat.used)} of ${number(most)} tokens`;
   byId("gauge-meter", HTMLMeterElement).value = share;
   byId("gauge-words", HTMLElement).textContent = words;
@@ -312,10 +313,10 @@ function editSettings() {
 function setTheme(theme) {
   if (theme === "system") delete document.documentElement.dataset.theme;
   else document.documentElement.dataset.theme = theme;
-  const words = theme === "system" ? "as the system has them" : theme;
+  const words = theme === "system" ? "system" : theme;
   const button = byId("theme", HTMLButtonElement);
-  button.setAttribute("aria-label", `Colours: ${words}`);
-  button.title = `Colours: ${words}`;
+  button.setAttribute("aria-label", `Theme: ${words}`);
+  button.title = `Theme: ${words}`;
   live.repaint();
 }
 
@@ -331,7 +332,7 @@ async function importFile() {
     if (!(error instanceof ImportError || error instanceof DOMException)) throw error;
     const why =
       error instanceof ImportError ? error.message : "The browser could not read the file: choose it again.";
-    toast(`Nothing was imported from ${file.name}. ${why}`);
+    toast(`Nothing was imported from ${file.name}. ${why}`, { label: "Close", run() {} });
     return;
   }
   const { dropped } = found;
@@ -345,7 +346,7 @@ async function importFile() {
   const count =
     conversations.length === 1 ? "1 conversation" : `${number(conversations.length)} conversations`;
   const loss = dropped.length
-    ? ` Left out, because the values cannot be used here: ${dropped.join(", ")}.`
+    ? ` Left out, as it cannot be used here: ${dropped.join(", ")}.`
     : "";
   toast(`${count} imported.${left}${loss}`);
 }
@@ -410,18 +411,18 @@ function missKey(path) {
     { type: "button", class: "link-button", onclick: () => askForKey() },
     "Enter the key",
   );
-  if (!banner.querySelector("button")) banner.replaceChildren("This server needs a key. ", enter);
+  if (!banner.querySelector("button")) banner.replaceChildren("This server needs an API key. ", enter);
   banner.hidden = false;
   // The live view asks again and again: only a person's question opens a dialog that was closed.
   if (isKeyDismissed && path !== "answers") return;
   askForKey(
-    "This server needs a key",
-    currentKey() ? "The server does not know this key. Enter another one." : "",
+    "This server needs an API key",
+    currentKey() ? "The server does not accept this key. Enter another one." : "",
   );
 }
 
 /** @param {string} [title] @param {string} [fault] What is wrong with the last one. */
-function askForKey(title = "This server needs a key", fault = "") {
+function askForKey(title = "This server needs an API key", fault = "") {
   const dialog = byId("key-dialog", HTMLDialogElement);
   if (dialog.open) return;
   isKeyDismissed = false;
@@ -439,10 +440,10 @@ function listenForKey() {
       byId("settings", HTMLDialogElement).close();
       run();
     });
-  act("change-key", () => askForKey("Another key"));
+  act("change-key", () => askForKey("Change key"));
   act("forget-key", () => {
     setKey("");
-    toast("This browser has forgotten the key.");
+    toast("The key is deleted from this browser.");
     void connect();
   });
   byId("key-form", HTMLFormElement).addEventListener("submit", (event) => {
@@ -481,7 +482,7 @@ async function connect() {
     if (error.status === 401) return;
     const { percent } = error.failure;
     const bar = percent !== undefined && h("progress", { max: 100, value: percent, "aria-label": "Model loaded" });
-    banner.replaceChildren(...(bar ? [error.message, bar] : [`${error.message} Trying again …`]));
+    banner.replaceChildren(...(bar ? [error.message, bar] : [`${error.message} Retrying …`]));
     banner.classList.toggle("is-neutral", Boolean(bar));
     banner.hidden = false;
     clearTimeout(retry);

@@ -16,8 +16,8 @@ const WORDLESS_MS = 1_000;
 /** So short a prompt is mostly read before one could say so. */
 const SHORT_PROMPT_TOKENS = 256;
 
-const WITHOUT_OLDEST = "Go on without the oldest turns";
-const WITH_SUMMARY = "Go on with a summary of them";
+const WITHOUT_OLDEST = "Drop the oldest messages";
+const WITH_SUMMARY = "Summarize them";
 /** @type {Intl.DateTimeFormatOptions} */
 const WHEN = { dateStyle: "medium", timeStyle: "short" };
 
@@ -30,6 +30,8 @@ const edits = new WeakMap();
 /** @param {Message} message @param {Message[]} siblings @param {Actions} actions */
 function switcher(message, siblings, actions) {
   if (siblings.length < 2) return null;
+  const button = (/** @type {string} */ label, /** @type {() => void} */ run) => h("button", { type: "button", class: "link-button", onclick: run }, label);
+  if (actions.isCompared(message)) return button("Use this one", () => actions.show(message.id));
   const at = siblings.findIndex((each) => each.id === message.id);
   const step = (/** @type {number} */ by) => () => actions.show(siblings[at + by].id);
   const previous = iconButton("left", "Previous version", step(-1), "small");
@@ -43,6 +45,7 @@ function switcher(message, siblings, actions) {
     previous,
     h("span", {}, `${at + 1}/${siblings.length}`),
     next,
+    message.role === "assistant" && button("Compare", () => actions.compare(message)),
   );
 }
 
@@ -146,7 +149,7 @@ function editing(article, message, actions) {
     h("button", { type: "button", class: "button", onclick: cancel }, "Cancel"),
     isAnswer && h("button", { type: "button", class: "button", onclick: amend(false) }, "Save"),
     isAnswer
-      ? h("button", { type: "button", class: "button primary", onclick: amend(true) }, "Save and go on")
+      ? h("button", { type: "button", class: "button primary", onclick: amend(true) }, "Save and continue")
       : h("button", { type: "button", class: "button primary", onclick: send }, "Send again"),
   ];
   article.classList.add("is-edited");
@@ -274,8 +277,8 @@ export class AnswerView {
       switcher(message, this.siblings, actions),
       message.text !== "" && copyButton,
       message.text !== "" && iconButton("edit", "Edit the answer", () => editing(this.element, message, actions).focus()),
-      iconButton("again", "Answer again", () => actions.again(message)),
-      iconButton("branch", "Branch off into a new chat", () => actions.branchOff(message)),
+      iconButton("again", "Regenerate", () => actions.again(message)),
+      iconButton("branch", "Branch in a new chat", () => actions.branchOff(message)),
     );
     this.foot.replaceChildren(
       ...[failureOf(message, actions), endOf(message, actions)].filter((each) => each !== null),
@@ -290,26 +293,26 @@ function statusOf(run) {
   if (run.waitsFor === "loading")
     return [
       h("progress", { max: 100, value: run.loadedPercent ?? 0, "aria-label": "Model loaded" }),
-      `${run.message.model ?? "The model"} is being loaded, ${loaded(run.loadedPercent)}. This goes on as soon as it is ready …`,
+      `Loading ${run.message.model ?? "the model"}: ${loaded(run.loadedPercent)} …`,
     ];
   if (run.waitsFor === "turn" && run.refusal)
     return [pulse, busy(run.refusal, Math.max(0, run.waitsUntil - Date.now())), toLive()];
   if (run.waitsFor && run.hasArrived)
-    return [pulse, "The connection broke off. Picking the answer up again …"];
+    return [pulse, "Connection lost. Reconnecting …"];
   if (run.waitsFor)
-    return [pulse, "The server does not answer. The question is sent as soon as it does …"];
+    return [pulse, "The server does not answer. Retrying …"];
   if (run.isStopping) return [pulse, "Stopping …"];
   if (run.message.text) return [];
   if (run.message.thinking && run.isHurried) return [pulse, "The answer is about to begin …"];
   if (run.message.thinking) {
     return [h("button", { type: "button", class: "button", onclick: () => void run.answerNow() }, "Answer now")];
   }
-  if (!run.hasArrived) return [pulse, "Sending the question …"];
+  if (!run.hasArrived) return [pulse, "Sending …"];
   const { prompt_tokens: prompt = 0, computed_tokens: computed = 0, waits_for, ahead } = run.progress;
   if (waits_for || ahead !== undefined) return [pulse, waitOf(run.progress), toLive()];
   const isSlow = Date.now() - run.beganAt >= WORDLESS_MS;
-  if (!prompt) return isSlow ? [pulse, "The question is on its way to the model …", toLive()] : [pulse];
-  if (computed >= prompt) return isSlow ? [pulse, "The prompt is read. The answer begins …"] : [pulse];
+  if (!prompt) return isSlow ? [pulse, "Waiting for the model …", toLive()] : [pulse];
+  if (computed >= prompt) return isSlow ? [pulse, "The prompt is read, the answer begins …"] : [pulse];
   if (prompt < SHORT_PROMPT_TOKENS && !isSlow) return [pulse];
   const share = h("progress", { max: prompt, value: computed, "aria-label": "Prompt read" });
   return [share, `Reading the prompt: ${number(computed)} of ${number(prompt)} tokens`];
@@ -323,12 +326,12 @@ function toLive() {
 function waitOf({ waits_for, ahead, unread_before: unread }) {
   if (waits_for === "prompt")
     return `Waiting: another prompt is read first${unread ? `, ${number(unread)} tokens to go` : ""}.`;
-  if (waits_for === "prefix") return "Waiting: another request reads what this one begins with.";
-  if (waits_for === "grammar") return "Waiting: the answer’s grammar is compiled again.";
-  if (waits_for === "reader") return "Waiting for this window.";
+  if (waits_for === "prefix") return "Waiting: another request reads the same beginning.";
+  if (waits_for === "grammar") return "Waiting: the answer’s grammar is being recompiled.";
+  if (waits_for === "reader") return "Waiting: this window takes the answer too slowly.";
   if (ahead === undefined) return "Waiting: a request of higher priority goes first.";
   if (!ahead) return "Waiting: next in the queue.";
-  return `Waiting in the queue: ${number(ahead)} ${ahead === 1 ? "request goes" : "requests go"} first.`;
+  return `Waiting in the queue: ${number(ahead)} ${ahead === 1 ? "request" : "requests"} ahead.`;
 }
 
 /** @param {Message} message @param {Actions} actions */
@@ -362,13 +365,13 @@ function endOf(message, actions) {
     (message.isStopped || done?.reason === "cancelled") && "Stopped.",
     done?.reason === "length" && greatestLength(message, done),
     ...(done?.warnings ?? []),
-    message.isEdited && "Edited by you.",
+    message.isEdited && "Edited.",
     !(done || message.failure || message.isStopped || message.token || message.isEdited) &&
       "This answer was not finished.",
   ].filter(Boolean);
   const isCut = done?.reason !== "stop" && message.text !== "" && !message.isEdited;
   const act = () => actions.goOn(message);
-  const more = isCut && h("button", { type: "button", class: "link-button", onclick: act }, "Go on with it");
+  const more = isCut && h("button", { type: "button", class: "link-button", onclick: act }, "Continue");
   if (!words.length && !more) return null;
   const summary = done?.summary
     ? h("details", { class: "summary" }, h("summary", {}, "Summary"), h("p", { dir: "auto" }, done.summary))
@@ -379,9 +382,9 @@ function endOf(message, actions) {
 /** @param {Message} message @param {Done} done */
 function greatestLength({ mostTokens }, { usage }) {
   if (mostTokens && usage.completion_tokens >= mostTokens)
-    return `The answer was cut off after ${number(mostTokens)} tokens, which is its limit (“Longest answer” in the settings).`;
+    return `Cut off at the limit of ${number(mostTokens)} tokens (“Max tokens” in the settings).`;
   const tokens = number(usage.prompt_tokens + usage.completion_tokens);
-  return `The answer ends here: with ${tokens} tokens, the conversation or the answer is as long as the model or the server allows. A new chat has space again.`;
+  return `Cut off: with ${tokens} tokens, the context window is full, or the answer is at the server’s limit. Start a new chat for more space.`;
 }
 
 /** Which model wrote it, and when. @param {Message} message */
@@ -403,21 +406,21 @@ export function nameModelsOnce(thread, current) {
 /** Where the time of an answer went, in the server's words, as soon as one asks. @param {Message} message @param {HTMLElement} foot */
 function whyButton({ request, done }, foot) {
   if (!request || !done) return null;
-  const button = h("button", { type: "button", class: "link-button", "aria-expanded": "false" }, "Why so long?");
+  const button = h("button", { type: "button", class: "link-button", "aria-expanded": "false" }, "Timing");
   button.onclick = async () => {
     const shown = foot.querySelector(".why");
     button.setAttribute("aria-expanded", String(!shown));
     if (shown) return shown.remove();
     const list = h("ul", { class: "why" }, h("li", {}, "…"));
     const line = (/** @type {string} */ words) => h("li", { dir: "auto" }, words);
-    const before = done.loading_ms ? [line(`${number(done.loading_ms / 1_000, 1)} s: before all of this its model was loaded`)] : [];
+    const before = done.loading_ms ? [line(`${number(done.loading_ms / 1_000, 1)} s: the model was loaded first`)] : [];
     foot.append(list);
     try {
       const { spent, sentences } = await ask(`why/${encodeURIComponent(request)}`);
       list.replaceChildren(...before, ...[...spent, ...sentences].map(line));
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
-      list.replaceChildren(...before, line("The server does not know any more: it explains its last thousand requests."));
+      list.replaceChildren(...before, line("Not known any more: the server explains its last thousand requests."));
     }
     list.scrollIntoView({ block: "nearest" }); // of the last answer it would lie below what is seen
   };
@@ -440,11 +443,11 @@ function figures({ done, model, at }) {
     h(
       "p",
       { class: "figures-more" },
-      figure(duration(metrics.ttft_ms), `to the first token, of which ${duration(metrics.queue_ms)} in the queue`),
-      figure(`${number(usage.cached_tokens)} of ${number(usage.prompt_tokens)}`, "prompt tokens cached"),
+      figure(duration(metrics.ttft_ms), `to the first token, ${duration(metrics.queue_ms)} of it in the queue`),
+      figure(`${number(usage.cached_tokens)} of ${number(usage.prompt_tokens)}`, "prompt tokens from the cache"),
       figure(number(usage.completion_tokens), `tokens in ${duration(metrics.decode_ms)}`),
-      beside > 0 && figure(number(beside), `other ${beside === 1 ? "request" : "requests"} computed beside it, at most`),
-      seed !== undefined && figure(String(seed), "is the seed it was drawn with"),
+      beside > 0 && figure(number(beside), `other ${beside === 1 ? "request" : "requests"} at the same time, at most`),
+      seed !== undefined && figure(String(seed), "seed"),
       h("span", {}, [model, new Date(at).toLocaleString("en-GB", WHEN)].filter(Boolean).join(" · ")),
     ),
   );

@@ -4,11 +4,11 @@ import { ApiError, lines } from "./api.js";
 import { loaded, number, toast } from "./dom.js";
 import { wordsOf } from "./search.js";
 
-const TOO_LARGE = "Models that are too large for this server";
+const TOO_LARGE = "Too large for this server";
 /** What the list is divided into, in this order: a model stands in the first that it belongs to. @type {[string, (model: ListedModel) => boolean][]} */
 const GROUPS = [
-  ["Models that are loaded", ({ state }) => state === "loaded" || state === "loading"],
-  ["Not loaded yet: the first question loads them", ({ fits }) => fits],
+  ["Loaded", ({ state }) => state === "loaded" || state === "loading"],
+  ["Not loaded: the first question loads it", ({ fits }) => fits],
   [TOO_LARGE, () => true],
 ];
 /** What `uma pull` takes. */
@@ -33,10 +33,10 @@ export class Picker {
         .map((each) => this.entry(each, group, chosen)),
     );
     for (const [name, percent] of this.pulls)
-      entries.push({ group: "Models that are pulled", label: name, state: `${percent} %`, isDisabled: true, run() {} });
+      entries.push({ group: "Pulling", label: name, state: `${percent} %`, isDisabled: true, run() {} });
     if (info?.models && HUB_NAME.test(text) && !this.pulls.has(text)) {
-      const note = "From the Hugging Face hub to the server’s machine.";
-      entries.push({ group: "Another model", label: `Pull ${text}`, note, run: () => void this.pull(text) });
+      const note = "Downloads it from Hugging Face to the server.";
+      entries.push({ group: "Pull another model", label: `Pull ${text}`, note, run: () => void this.pull(text) });
     }
     return entries;
   }
@@ -66,17 +66,17 @@ export class Picker {
   /** @param {string} name */
   async pull(name) {
     this.pulls.set(name, 0);
-    const close = toast(`${name} is being pulled.`);
+    const close = toast(`Pulling ${name} …`);
     try {
       for await (const { error, total, completed } of lines("api/pull", { model: name })) {
         if (error) throw new ApiError(0, { code: "pull", message: error });
         if (total) this.pulls.set(name, Math.floor((100 * completed) / total));
         this.does.changed();
       }
-      toast(`${name} is here, and can be chosen.`);
+      toast(`${name} is ready: choose it in the list of models.`);
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
-      toast(`${name} was not pulled. ${error.message}`, { label: "Close", run: () => {} });
+      toast(`${name} could not be pulled. ${error.message}`, { label: "Close", run: () => {} });
     } finally {
       close();
       this.pulls.delete(name);

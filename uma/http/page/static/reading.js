@@ -3,9 +3,10 @@
 
 import { isAttachment } from "./pictures.js";
 import { isRecord, readSettings } from "./settings.js";
-import { branch, contentOf, freshId, newConversation, picturesOf, show } from "./tree.js";
+import { branch, contentOf, freshId, picturesOf, show, titleOf } from "./tree.js";
 
 const FORMAT = "uma-conversations";
+const FORMS = "an export of this page, ChatGPT’s conversations.json, or OpenAI’s messages: [{\"role\": \"user\", \"content\": \"…\"}]";
 const FIGURES = {
   usage: ["prompt_tokens", "cached_tokens", "completion_tokens"],
   metrics: ["queue_ms", "ttft_ms", "decode_ms", "tokens_per_second", "batch_size"],
@@ -40,7 +41,7 @@ function withPictures(message) {
 }
 
 /**
- * What `exportJson` wrote, with fresh ids, and what was left out of it because its values are wrong. Throws `ImportError`.
+ * What `exportJson` or another program wrote, with fresh ids, and what was left out of it. Throws `ImportError`.
  *
  * @param {string} text
  * @param {Info} [info] The server's, for the settings' ranges.
@@ -52,17 +53,61 @@ export function importJson(text, info) {
   } catch {
     throw new ImportError("The file is not JSON.");
   }
-  if (file?.format !== FORMAT || file.version !== 1 || !Array.isArray(file.conversations))
-    throw new ImportError("The file holds no conversations that this page exported.");
-  if (!file.conversations.length) throw new ImportError("The file is an export without any conversation.");
   /** @type {Set<string>} */
   const dropped = new Set();
-  const conversations = file.conversations.map((/** @type {any} */ raw, /** @type {number} */ index) => {
+  const all = file?.format === FORMAT ? file.version === 1 && file.conversations : adopted(file, dropped);
+  if (!Array.isArray(all)) throw new ImportError(`It must be ${FORMS}.`);
+  if (!all.length) throw new ImportError("The file has no conversation.");
+  const conversations = all.map((/** @type {any} */ raw, /** @type {number} */ index) => {
     const fault = faultOf(raw);
     if (fault) throw new ImportError(`Conversation ${index + 1} of the file is damaged: ${fault}.`);
-    return withFreshIds(raw, info, dropped);
+    return withFreshIds(mended(raw, info, dropped));
   });
   return { conversations: /** @type {Conversation[]} */ (conversations), dropped: [...dropped] };
+}
+
+/** Other programs' conversations as ours. @param {any} file @param {Set<string>} dropped @returns {any[] | null} Null: they have another form. */
+function adopted(file, dropped) {
+  const all = Array.isArray(file) && !file[0]?.role ? file : [file];
+  const found = all.map((raw) => {
+    const list = Array.isArray(raw) ? raw : raw?.messages;
+    if (isRecord(raw?.mapping)) return treeOf(Object.values(raw.mapping).filter(isRecord), raw, dropped);
+    if (!Array.isArray(list)) return null;
+    return treeOf(list.map((message, at) => ({ id: `${at}`, parent: `${at - 1}`, message })), raw, dropped);
+  });
+  return found.includes(null) ? null : found.flatMap((each) => each ?? []);
+}
+
+/** ChatGPT's nodes as a conversation: each has a message with a role, an author or none. @param {any[]} nodes @param {any} raw @param {Set<string>} dropped */
+function treeOf(nodes, { title, update_time, current_node: leaf }, dropped) {
+  /** @type {Record<string, any>} */
+  const messages = {};
+  /** Parents of those that are left out, in whose place they stand. @type {Map<string, string>} */
+  const above = new Map();
+  let system = "";
+  nodes.forEach(({ id, parent, message }, order) => {
+    const role = message?.author?.role ?? message?.role;
+    const text = textOf(message?.content, dropped);
+    if (text && (role === "user" || role === "assistant"))
+      messages[id] = { id, parent, role, text, at: 1_000 * (message.create_time ?? order), thinking: message.reasoning_content };
+    else above.set(id, parent);
+    if (message?.role === "system" || message?.role === "developer") system = text; // ChatGPT's own are not for others
+    else if (text && !messages[id] && !message.author) dropped.add(`messages of the role ${role}`);
+  });
+  for (const each of Object.values(messages)) {
+    for (let left = above.size; left > 0 && above.has(each.parent); left--) each.parent = above.get(each.parent);
+    if (!messages[each.parent]) each.parent = null;
+  }
+  const first = Object.values(messages).find(({ role }) => role === "user");
+  return first ? [{ title: title || titleOf(first), updated: 1_000 * update_time, settings: { system }, messages, leaf }] : [];
+}
+
+/** @param {any} content @param {Set<string>} dropped */
+function textOf(content, dropped) {
+  const parts = typeof content === "string" ? [content] : Array.isArray(content) ? content : [content?.parts ?? []].flat();
+  const texts = parts.map((part) => (typeof part === "string" ? part : part?.text));
+  if (texts.some((text) => typeof text !== "string")) dropped.add("pictures and other parts of messages");
+  return texts.filter((text) => text && typeof text === "string").join("\n\n");
 }
 
 /** @param {any} raw @returns {raw is Conversation} */
@@ -70,64 +115,43 @@ export function isConversation(raw) {
   return typeof raw?.id === "string" && !faultOf(raw);
 }
 
-/** The same, without what is wrong with its title, leaf, settings and figures. @param {Conversation} raw @returns {Conversation} */
-export function mended(raw) {
+/**
+ * The same, without what is wrong with its title, leaf, settings and figures.
+ *
+ * @param {Conversation} raw @param {Info} [info] @param {Set<string>} [dropped] Is given the names of what was left out.
+ * @returns {Conversation}
+ */
+export function mended(raw, info, dropped = new Set()) {
   const conversation = {
     ...raw,
     title: readTitle(raw.title),
-    updated: Number.isFinite(raw.updated) ? raw.updated : 0,
-    settings: readSettings(raw.settings),
+    updated: Number.isFinite(raw.updated) ? raw.updated : Date.now(),
+    settings: readSettings(raw.settings, info, dropped),
     pinned: raw.pinned === true,
-    model: typeof raw.model === "string" ? raw.model : undefined,
+    model: typeof raw.model === "string" ? raw.model.slice(0, 200) : undefined,
   };
   for (const message of Object.values(conversation.messages)) {
+    if (!isDone(message.done)) dropped.add("figures of an answer");
+    if (!isTokens(message.tokens)) dropped.add("probabilities of an answer's tokens");
     if (!isDone(message.done)) delete message.done;
     if (!isTokens(message.tokens)) delete message.tokens;
     if (typeof message.failure?.message !== "string") delete message.failure;
+    if (typeof message.model !== "string") delete message.model;
+    if (!Number.isFinite(message.at)) message.at = 0;
   }
   if (raw.leaf === null || !Object.hasOwn(raw.messages, raw.leaf)) showNewest(conversation);
   return conversation;
 }
 
-/** @param {any} raw Without faults. @param {Info | undefined} info @param {Set<string>} dropped @returns {Conversation} */
-function withFreshIds(raw, info, dropped) {
-  const model = typeof raw.model === "string" ? raw.model : undefined;
-  const conversation = newConversation(readSettings(raw.settings, info, dropped), model);
-  conversation.title = readTitle(raw.title);
-  if (Number.isFinite(raw.updated)) conversation.updated = raw.updated;
-  if (raw.pinned === true) conversation.pinned = true;
-  const ids = new Map(Object.keys(raw.messages).map((id) => [id, freshId()]));
-  for (const each of Object.values(raw.messages)) {
-    const id = /** @type {string} */ (ids.get(each.id));
-    conversation.messages[id] = { ...readMessage(each, dropped), id, parent: ids.get(each.parent) ?? null };
-  }
-  const leaf = ids.get(raw.leaf);
-  if (leaf) conversation.leaf = leaf;
-  else showNewest(conversation);
-  return conversation;
-}
-
-/** @param {any} raw @param {Set<string>} dropped @returns {Omit<Message, "id" | "parent">} */
-function readMessage(raw, dropped) {
-  const { role, text, thinking, files, done, model, tokens } = raw;
-  if (!isTokens(tokens)) dropped.add("probabilities of an answer's tokens");
-  if (!isDone(done)) dropped.add("figures of an answer");
-  return {
-    role,
-    text,
-    at: Number.isFinite(raw.at) ? raw.at : 0,
-    ...(thinking && { thinking }),
-    ...(raw.isEdited === true && { isEdited: true }),
-    ...(isTokens(tokens) && tokens && { tokens }),
-    ...(typeof model === "string" && { model: model.slice(0, 200) }),
-    ...(files && { files: files.map(plain) }),
-    ...(isDone(done) && done && { done }),
-  };
-}
-
-/** @param {Attachment} file */
-function plain({ name, text, image }) {
-  return { name, text, ...(image && { image }) };
+/** One of a file as another one than any that is here: nothing of it is being written. @param {Conversation} conversation @returns {Conversation} */
+function withFreshIds(conversation) {
+  const ids = new Map(Object.keys(conversation.messages).map((id) => [id, freshId()]));
+  const idOf = (/** @type {string | null} */ id) => ids.get(id ?? "") ?? null;
+  const messages = Object.values(conversation.messages).map((each) => {
+    const id = /** @type {string} */ (idOf(each.id));
+    return [id, { ...each, id, parent: idOf(each.parent), token: undefined }];
+  });
+  return { ...conversation, id: freshId(), messages: Object.fromEntries(messages), leaf: idOf(conversation.leaf) };
 }
 
 /** @param {unknown} title */
@@ -146,16 +170,16 @@ function showNewest(conversation) {
 function faultOf(raw) {
   if (!isRecord(raw?.messages)) return "it has no messages";
   for (const [id, each] of Object.entries(raw.messages)) {
-    if (each?.id !== id) return "a message has not the id that it is listed by";
+    if (each?.id !== id) return "a message’s id is not the one that it is listed by";
     if (typeof each.text !== "string") return "a message has no text";
     if (each.role !== "user" && each.role !== "assistant")
-      return "a message is neither a question nor an answer";
+      return "a message’s role is neither user nor assistant";
     if (!isOptional(each.thinking, "string")) return "an answer's thinking is no text";
     if (!(each.files ?? []).every?.(isAttachment)) return "an attached file has no name, no text, or is no picture";
     if (each.parent != null && !(typeof each.parent === "string" && Object.hasOwn(raw.messages, each.parent)))
-      return "a message follows one that is not there";
+      return "a message’s parent is missing";
   }
-  return hasLoop(raw.messages) ? "its messages follow each other in a circle" : null;
+  return hasLoop(raw.messages) ? "its messages form a loop" : null;
 }
 
 /** @param {Record<string, Message>} messages Each parent is among them. */

@@ -7,7 +7,7 @@ import { freshId } from "./tree.js";
 /** @typedef {import("./turns.js").Turns} Turns */
 
 const GONE =
-  "The server has no more of this answer: it was restarted meanwhile, or this page was closed or out of reach for over a minute.";
+  "The rest of this answer is lost: the server was restarted, or this page was closed or offline for over a minute.";
 /** The server keeps an answer for so long after its reader is gone; see `KEEP_SEC` in answers.py. */
 const KEPT_MS = 60_000;
 const OVERLOADED = "E_LIMIT_OVERLOADED";
@@ -84,7 +84,7 @@ export class Run {
       await Promise.race([this.turns.begin(this), this.over]);
       if (this.isOver) return undefined;
       for await (const event of this.events(signal)) this.take(event);
-      return new ApiError(0, { code: "unreachable", message: "The answer broke off." });
+      return new ApiError(0, { code: "unreachable", message: "The answer was interrupted." });
     } catch (error) {
       if (signal.aborted) return undefined;
       if (!(error instanceof ApiError)) throw error;

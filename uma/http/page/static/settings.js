@@ -31,11 +31,11 @@ const FIELDS = /** @type {[string, string, string, boolean, string?][]} */ ([
   ["repetition_penalty", "Repetition penalty", "Over 1, tokens among the last 64 become less likely.", ANY],
   ["frequency_penalty", "Frequency penalty", "Lowers a token once for every time it occurs among the last 64.", ANY],
   ["presence_penalty", "Presence penalty", "Lowers a token that occurs among the last 64, however often.", ANY],
-  ["max_tokens", "Longest answer", "At most so many tokens. Empty: the server’s own limit, which is shown.", WHOLE],
-  ["min_tokens", "Shortest answer", "At least so many tokens, before which the answer does not end.", WHOLE, "0"],
-  ["answers", "Answers at once", `Up to ${MAX_ANSWERS} versions of each answer, written side by side.`, WHOLE, "1"],
+  ["max_tokens", "Max tokens", "Longest answer. Empty: the server’s limit, which is shown.", WHOLE],
+  ["min_tokens", "Min tokens", "Shortest answer: it does not end before.", WHOLE, "0"],
+  ["answers", "Answers at once", `Up to ${MAX_ANSWERS} versions of each answer, side by side.`, WHOLE, "1"],
   ["seed", "Seed", "The same seed draws the same answer again. Empty: a new one each time.", WHOLE, "random"],
-  ["logprobs", "Token probabilities", "Marks each token by its probability, and tells likely ones in its place.", WHOLE, "off"],
+  ["logprobs", "Token probabilities", "Colours tokens by their probability, and shows this many alternatives.", WHOLE, "off"],
 ]).map(([name, label, help, isWhole, empty]) => ({ name, label, help, isWhole, empty }));
 
 const LANES = [1, 0, -1];
@@ -65,7 +65,7 @@ function rangeOf(name, info) {
 export function readSettings(raw, info, dropped = new Set()) {
   const { system = "", priority = 1, sampling = {}, reasoning, truncation, answers = 1 } = raw ?? {};
   if (!isRecord(sampling)) dropped.add("sampling");
-  if (typeof system !== "string") dropped.add("instructions");
+  if (typeof system !== "string") dropped.add("system prompt");
   if (!LANES.includes(priority)) dropped.add("priority");
   const found = Object.entries(isRecord(sampling) ? sampling : {}).filter(([name, value]) => {
     const isKept =
@@ -117,9 +117,9 @@ export function summary(settings) {
   if (settings.sampling.max_tokens) parts.push(`at most ${number(Number(settings.sampling.max_tokens))} tokens`);
   if (settings.priority !== 1) parts.push(settings.priority ? "background" : "normal priority");
   if (settings.reasoning === "off") parts.push("no thinking");
-  if (settings.truncation === "auto") parts.push("drops old turns");
-  if (settings.truncation === "compact") parts.push("summarises old turns");
-  if (settings.system.trim()) parts.push("instructions");
+  if (settings.truncation === "auto") parts.push("drops old messages");
+  if (settings.truncation === "compact") parts.push("summarizes old messages");
+  if (settings.system.trim()) parts.push("system prompt");
   if (settings.sampling.logprobs !== undefined) parts.push("probabilities");
   if ((settings.answers ?? 1) > 1) parts.push(`${number(settings.answers ?? 1)} answers`);
   const more = Object.keys(settings.sampling).filter((name) => !NAMED.includes(name)).length;
@@ -288,7 +288,7 @@ function stops(draft, changed) {
     else delete draft.sampling.stop;
     changed();
     const isTooMany = lines.length > MAX_STOPS;
-    return isTooMany ? `Only the first ${MAX_STOPS} of these ${number(lines.length)} stop strings are set.` : "";
+    return isTooMany ? `Only the first ${MAX_STOPS} of these ${number(lines.length)} stop sequences are set.` : "";
   };
   textField("stop", Array.isArray(given) ? given.join("\n") : "", set);
 }

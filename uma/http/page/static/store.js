@@ -52,7 +52,7 @@ export async function load() {
   const found = (await transact("readonly", (objects) => objects.getAll())).filter(
     (each) => !isDeleted(each),
   );
-  const conversations = found.filter(isConversation).map(mended);
+  const conversations = found.filter(isConversation).map((each) => mended(each));
   conversations.sort((a, b) => b.updated - a.updated);
   return { conversations, unreadable: found.length - conversations.length };
 }
@@ -61,22 +61,28 @@ export async function load() {
  * Join it to what other windows have saved of it. One that another window has deleted stays deleted.
  *
  * @param {Conversation} conversation
- * @param {{isNew?: boolean}} [options] New: it is kept although it was deleted before.
+ * @param {{isNew?: boolean, next?: Message}} [options] New: it is kept although it was deleted before. Next: nothing is
+ *   saved where another window has a message in the place of this one.
+ * @returns {Promise<boolean>} Whether `next`, if any, has its place.
  */
-export async function save(conversation, { isNew = false } = {}) {
+export async function save(conversation, { isNew = false, next } = {}) {
+  let isFree = true;
   await transact("readwrite", (objects) => {
     /** @type {IDBRequest<unknown>} */
     const before = objects.get(conversation.id);
     before.onsuccess = () => {
       if (isDeleted(before.result) && !isNew) return;
-      const more = isConversation(before.result) ? news(conversation, before.result) : [];
+      const stored = isConversation(before.result) ? before.result : { ...conversation, messages: {} };
+      isFree = Object.values(stored.messages).every(({ id, parent }) => parent !== next?.parent || id === next.id);
+      if (!isFree) return;
       const messages = { ...conversation.messages };
-      for (const message of more) messages[message.id] = message;
+      for (const message of news(conversation, stored)) messages[message.id] = message;
       objects.put({ ...conversation, messages });
     };
     return before;
   });
   channel.postMessage({ saved: conversation.id });
+  return isFree;
 }
 
 /** @param {string} id */

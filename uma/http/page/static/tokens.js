@@ -81,7 +81,7 @@ export class Tokens {
     const rows = others.map(([name, value]) => row(name, value));
     this.told.replaceChildren(
       h("p", {}, h("code", {}, spelled(text)), ` ${chance(logprob)}`),
-      rows.length > 0 && h("table", {}, h("caption", {}, "Likeliest here"), h("tbody", {}, ...rows)) || "",
+      rows.length > 0 && h("table", {}, h("caption", {}, "Most likely here"), h("tbody", {}, ...rows)) || "",
     );
     // Below the token, within the answer. Where it stood before, it could be narrower than its words.
     this.told.style.left = "0";

@@ -58,8 +58,8 @@ export function add(conversation, message) {
   return whole;
 }
 
-/** @param {Message} message */
-function titleOf(message) {
+/** @param {Pick<Message, "text" | "files">} message */
+export function titleOf(message) {
   const line = (message.text || message.files?.[0]?.name || "").trim().split("\n")[0];
   return line.length > 60 ? `${line.slice(0, 57).trimEnd()}…` : line;
 }
