@@ -22,7 +22,13 @@ MEMORY_MIB = 180
 SLOW = {"beta": 40, "gamma": 0}
 """Models that are being loaded, and how much of each is in percent."""
 LONG_NAME = "Qwen2.5-Coder-0.5B-Instruct-Q4_K_M"
-REQUEST = {"priority": 1, "prompt_tokens": 3_400, "cached_tokens": 1_024, "age_ms": 9_000, "is_preempted": False}
+REQUEST: dict[str, Any] = {
+    "priority": 1,
+    "prompt_tokens": 3_400,
+    "cached_tokens": 1_024,
+    "age_ms": 9_000,
+    "is_preempted": False,
+}
 REQUEST |= {"computed_tokens": 3_400, "generated_tokens": 111, "origin": "claude-cli/2.1.197 · messages · pid 4711"}
 WAITING = REQUEST | {"computed_tokens": 0, "cached_tokens": 0, "generated_tokens": 0, "waits_for": "slot"}
 LOAD = {
