@@ -133,7 +133,7 @@ def test_a_conversation_from_question_to_figures(here: Visitor) -> None:
     gap_before = own_question["y"] - first_answer["y"] - first_answer["height"]
     assert own_answer["y"] - own_question["y"] - own_question["height"] < gap_before
     # The first turn's tokens are in the cache, and the page says so.
-    cached = re.search(r"(\d+) of \d+ prompt tokens cached", figures.nth(1).text_content() or "")
+    cached = re.search(r"(\d+) of \d+ prompt tokens from the cache", figures.nth(1).text_content() or "")
     assert cached is not None and int(cached[1]) > 0
     expect(page.locator("#title")).to_have_text("What is UMA?")
     page.get_by_role("button", name="New chat", exact=True).click()
@@ -398,7 +398,7 @@ def test_the_colours_can_be_chosen_and_stay(here: Visitor) -> None:
             page.locator("#theme").click()
         page.reload()
         page.wait_for_selector("html[data-ready]", state="attached")
-        expect(page.locator("#theme")).to_have_accessible_name(f"Colours: {theme}")
+        expect(page.locator("#theme")).to_have_accessible_name(f"Theme: {theme}")
         seen[theme] = page.evaluate(background)
     assert seen["light"] != seen["dark"]
 
@@ -412,11 +412,11 @@ def test_a_server_with_keys_is_asked_with_the_one_that_is_given_once(browser: Br
         visitor(browser, server.url) as one,
     ):
         page = one.visit().page
-        page.get_by_label("Key", exact=True).fill("uma-wrong")
+        page.get_by_label("API key", exact=True).fill("uma-wrong")
         page.keyboard.press("Enter")
-        expect(page.get_by_label("Key", exact=True)).to_have_value("")
+        expect(page.get_by_label("API key", exact=True)).to_have_value("")
         assert violations(page) == []
-        page.get_by_label("Key", exact=True).fill(key)
+        page.get_by_label("API key", exact=True).fill(key)
         page.keyboard.press("Enter")
         page.locator("#model").wait_for()
         one.problems.clear()  # the browser's own lines about the answers with 401
