@@ -75,7 +75,7 @@ def test_the_text_of_documents_is_what_the_model_is_given(here: Visitor) -> None
     )
     toast = page.locator(".toast")
     expect(toast).to_contain_text("Not attached: scan.pdf, cut.pdf, cut.docx and 2 more.")
-    for why in ("its pages are pictures", "a damaged PDF", "a damaged archive", "docx and HTML only"):
+    for why in ("its pages are pictures", "The PDF is damaged", "The file is damaged", "and HTML can be attached"):
         expect(toast).to_contain_text(why)
     expect(attached).to_have_count(4)
     expect(attached.nth(0)).to_contain_text("den.pdf33 bytes · ")

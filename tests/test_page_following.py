@@ -138,7 +138,7 @@ def test_an_answer_is_picked_up_for_as_long_as_the_server_keeps_it(endless: Visi
     page.locator(".is-writing .block").first.wait_for()
     flaky = Flaky(page, ANSWER, "GET", 9)  # the pauses between these are over 33 seconds
     page.reload()
-    expect(page.locator(".status")).to_contain_text("Picking the answer up again")
+    expect(page.locator(".status")).to_contain_text("Reconnecting")
     expect(page.locator(".status")).to_be_empty()
     assert flaky.left == 0
     expect(page.locator(".is-writing")).to_have_count(1)
