@@ -85,13 +85,16 @@ def test_a_file_that_a_server_has_just_made_is_empty(tmp_path: Path) -> None:
         assert history.heads(5) == []
 
 
-def test_what_a_pattern_finds_is_kept_nowhere() -> None:
-    secret = "sk-12345"
-    found = entry(f"key {secret}", messages=[{"role": "user", "content": f"my key is {secret}"}])
-    kept = found.redacted(re.compile(r"sk-\d+"))
-    assert secret not in repr(kept)
-    assert kept.request["messages"][0]["content"] == "my key is [redacted]"
-    assert kept.ends == ()
+def test_what_a_pattern_finds_is_kept_nowhere_and_prompts_part_at_their_tokens() -> None:
+    secret = "sk-12345678901"
+    said = [{"role": "user", "content": f"my key is {secret}"}]
+    one, other = (
+        entry(f"{secret} {text}", messages=said).redacted(re.compile(r"sk-\d+|es$")) for text in ("alone", "alike")
+    )
+    assert secret not in repr(one) and one.request["messages"][0]["content"] == "my key is [redacted]"
+    assert (one.prompt, one.answer) == ("[redacted] alone", "y[redacted]")
+    found = parting(one, other)
+    assert found is not None and (found.common, found.tokens) == (len(f"{secret} al"), ("o", "i"))
 
 
 def test_two_prompts_part_at_a_token_in_a_message() -> None:

@@ -12,8 +12,10 @@ import os
 import re
 import zlib
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Self
 
@@ -60,7 +62,7 @@ class HistoryEntry:
     prompt: str = ""
     """The prompt's tokens as text, special ones by their spelling."""
     ends: Sequence[int] = ()
-    """Where each of the tokens ends in `prompt` and the `answer` behind it; nothing where texts were redacted."""
+    """Where each of the tokens ends in `prompt` and the `answer` behind it."""
     answer: str = ""
     number: int = 0
     """The entry's place in the file, from 1."""
@@ -77,9 +79,21 @@ class HistoryEntry:
                 return {name: clean(value) for name, value in part.items()}
             return list(map(clean, part)) if isinstance(part, list | tuple) else part
 
-        prompt, answer = clean(self.prompt), clean(self.answer)
-        ends = self.ends if (prompt, answer) == (self.prompt, self.answer) else ()
-        return attrs.evolve(self, request=clean(dict(self.request)), prompt=prompt, ends=ends, answer=answer)
+        moves = [(0, 0)]  # from a place on, how much further the text is than it was
+
+        def cover(found: re.Match[str]) -> str:
+            moves.append((found.end(), moves[-1][1] + len(REDACTED) - len(found[0])))
+            return REDACTED
+
+        def moved(place: int) -> int:
+            """A place of the text as it is now: one that is covered is behind what covers it at most."""
+            at = bisect_right(moves, place, key=itemgetter(0)) - 1
+            return min(place + moves[at][1], sum(moves[at + 1]) if at + 1 < len(moves) else len(text))
+
+        text = pattern.sub(cover, self.prompt + self.answer)
+        begin, ends = moved(len(self.prompt)), list(map(moved, self.ends))
+        asked = clean(dict(self.request))
+        return attrs.evolve(self, request=asked, prompt=text[:begin], ends=ends, answer=text[begin:])
 
 
 def default_path(environ: Mapping[str, str] = os.environ) -> Path:
@@ -162,9 +176,7 @@ class Parting:
     """Where a prompt begins to differ from an earlier one and its answer, of which the cache has both."""
 
     common: int
-    """How many tokens both begin with; characters where tokens are not known."""
-    unit: str
-    """`tokens` or `characters`."""
+    """How many tokens both begin with."""
     offset: int
     """Where these end in the texts."""
     tokens: tuple[str, str]
@@ -177,19 +189,15 @@ def parting(one: HistoryEntry, other: HistoryEntry) -> Parting | None:
     """Where the prompt of `other` parts from `one`; None where both have the same prompt."""
     if one.prompt == other.prompt:
         return None
-    unit = "tokens" if one.ends and other.ends else "characters"
     mine, theirs = (
-        [text[begin:end] for begin, end in pairwise((0, *ends)) if end <= len(text)]
-        for text, ends in (
-            (text, entry.ends if unit == "tokens" else range(1, len(text) + 1))
-            for entry, text in ((one, one.prompt + one.answer), (other, other.prompt))
-        )
+        [text[begin:end] for begin, end in pairwise((0, *entry.ends)) if end <= len(text)]
+        for entry, text in ((one, one.prompt + one.answer), (other, other.prompt))
     )
     # A text that is the same can be cut in other tokens: the cache ends at the first of these.
     common = common_size(mine, theirs)
     offset = sum(map(len, mine[:common]))
     first, second = (next(filter(None, parts[common:]), "") for parts in (mine, theirs))  # a part of a letter is empty
-    return Parting(common, unit, offset, (first, second), (place(one, offset), place(other, offset)))
+    return Parting(common, offset, (first, second), (place(one, offset), place(other, offset)))
 
 
 def place(entry: HistoryEntry, offset: int) -> str:

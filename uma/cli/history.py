@@ -96,13 +96,13 @@ def _show_difference(one: HistoryEntry, other: HistoryEntry) -> int:
         print_wrapped(f"{one.number} and {other.number} have the same prompt: {other.head.prompt_tokens:,} tokens.")
         return 0
     print_wrapped(
-        f"{one.number} and {other.number} begin alike for {found.common:,} {found.unit}; {other.number} had "
+        f"{one.number} and {other.number} begin alike for {found.common:,} tokens; {other.number} had "
         f"{other.head.cached_tokens:,} of {other.head.prompt_tokens:,} tokens from the cache."
     )
     for entry, text, token, place in zip(
         (one, other), (one.prompt + one.answer, other.prompt), found.tokens, found.places, strict=True
     ):
-        told = f"{found.unit.removesuffix('s')} {found.common:,} is {token!r}, in {place}" if token else "ends there"
+        told = f"token {found.common:,} is {token!r}, in {place}" if token else "ends there"
         print_wrapped(f"{entry.number}: {told}")
         before, behind = text[: found.offset], text[found.offset :]
         print(f"  …{before[-SNIPPET_CHARS:]!r} ▶ {behind[:SNIPPET_CHARS]!r}")
