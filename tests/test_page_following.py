@@ -116,6 +116,31 @@ def test_eight_answers_at_once_leave_connections_for_everything_else_and_all_end
         here.problems.clear()  # Chromium notes each stream that was let go of
 
 
+def test_of_two_windows_that_queue_behind_one_answer_one_sends_and_the_other_waits_for_its_answer(
+    endless: Visitor,
+) -> None:
+    page = endless.visit().page
+    endless.ask("First?")
+    page.locator(".is-writing .block").first.wait_for()
+    other = Visitor(page.context.new_page(), endless.url).visit(page.url.removeprefix(f"{endless.url}/"))
+    windows, requests = (page, other.page), f"{endless.url}/v1/requests"
+    other.page.locator(".is-writing .block").first.wait_for()
+    for one, text in ((endless, "Mine?"), (other, "Yours?")):
+        one.ask(text)
+        expect(one.page.get_by_role("list", name="Queued questions").locator(".what")).to_have_text([text])
+    for count in (2, 3):
+        for each in httpx.get(requests).json()["data"]:
+            httpx.delete(f"{requests}/{each['id']}")
+        for window in windows:
+            expect(window.locator(".bubble")).to_have_count(count)
+            window.locator(".is-writing .block").first.wait_for()
+    first, *said = page.locator(".bubble").all_inner_texts()
+    assert (first, sorted(said)) == ("First?", ["Mine?", "Yours?"])
+    expect(other.page.locator(".bubble")).to_have_text([first, *said])
+    for window in windows:
+        expect(window.locator(".versions, #queued li")).to_have_count(0)
+
+
 def test_what_the_browser_kept_of_an_answer_is_shown_where_the_server_has_lost_it(endless: Visitor) -> None:
     page = endless.visit().page
     endless.ask("Count sheep.")

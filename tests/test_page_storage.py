@@ -185,31 +185,6 @@ def test_two_windows_see_each_others_messages_and_lose_none(here: Visitor) -> No
         expect(page.locator(".bubble", has_text=each)).to_have_count(1)
 
 
-def test_of_two_windows_that_queue_behind_one_answer_one_sends_and_the_other_waits_for_its_answer(
-    here: Visitor,
-) -> None:
-    page = here.visit().page
-    choose_file(page, conversation(question("a"), answer("b", "a"), settings=LONG))
-    other = beside(here).visit(page.url.removeprefix(f"{here.url}/"))
-    here.ask("First?")
-    for each in (page, other.page):
-        each.locator(".is-writing .block").first.wait_for()
-    page.get_by_role("button", name="Settings", exact=True).click()
-    page.get_by_role("button", name="Reset to defaults").click()  # what comes next is short
-    page.keyboard.press("Escape")
-    queued = [each.get_by_role("list", name="Queued questions").locator(".what") for each in (page, other.page)]
-    for one, text in ((here, "Mine?"), (other, "Yours?")):
-        one.ask(text)
-    assert [each.all_inner_texts() for each in queued] == [["Mine?"], ["Yours?"]]
-    here.wait_for_answer(4)
-    other.wait_for_answer(4)
-    said = page.locator(".bubble").all_inner_texts()
-    assert said in (["Question a", "First?", "Mine?", "Yours?"], ["Question a", "First?", "Yours?", "Mine?"])
-    expect(other.page.locator(".bubble")).to_have_text(said)
-    for each in (page, other.page):
-        expect(each.locator(".versions")).to_have_count(0)
-
-
 def test_a_window_that_hears_nothing_of_the_other_overwrites_nothing(here: Visitor) -> None:
     page = here.visit().page
     here.ask("Tell me a story about a fox")
