@@ -12,6 +12,7 @@ import attrs
 import pytest
 from engine_world import SMALL_WINDOWS, Answer, answer, ask, config_for, tokens_for
 from every_kind import kinds, write_named
+from gemma4 import write_gemma4
 
 from models import write_model
 from uma import Request, SamplingParams
@@ -105,6 +106,18 @@ async def test_after_a_restart_answers_are_the_same_however_often_each_was_asked
         return found
 
     assert await answered(1) == await answered(3)
+
+
+async def test_a_short_prompt_that_was_asked_twice_is_cached_after_a_restart(tmp_path: Path) -> None:
+    """Between the two it is copied to memory, and not yet worth a file."""
+    model = write_gemma4(tmp_path / "model.gguf")
+    settings = config_for(model, n_ctx=4_096, cache_ram_mb=64, cache_dir=str(tmp_path / "cache"))
+    asked = ask(tokens_for(3, 240), 20)
+    async with open_engine(settings) as engine:
+        for _ in range(2):
+            await answer(engine, asked)
+    async with open_engine(settings) as engine:
+        assert (await answer(engine, asked)).finished.usage.cached_tokens >= 238
 
 
 async def test_a_question_that_is_repeated_without_the_cache_has_too(tiny: Path) -> None:

@@ -20,7 +20,7 @@ from uma.engine.kv.memory_kinds import PLENTY, memory_kind
 from uma.engine.kv.pictures import outside, position_in
 from uma.engine.kv.prefix_tree import Node, Prefix, PrefixTree, common_length
 from uma.engine.kv.snapshot_copies import SnapshotCopies
-from uma.engine.kv.snapshots import LEAST_GAIN_TOKENS, MOST_COPY_BYTES, Snapshot, SnapshotStore
+from uma.engine.kv.snapshots import LEAST_GAIN_TOKENS, MOST_COPY_BYTES, Snapshot, SnapshotStore, is_worth
 from uma.llama.context import Context
 
 LEAST_SHARED_TOKENS = 8
@@ -363,10 +363,13 @@ class KvPool:
         several have in common goes with the first of them, for no cells are left that share it.
         """
         for seq_id, node in self.tree.cached.items():
-            tokens, path = node.whole(), list(node.path())
-            kept = self._kept(tokens, 0)
-            lost = node.end - (kept[1] if kept else 0)
-            if self.store.accepts(tokens, lost, max(above.reuses for above in path)):
+            tokens, reuses = node.whole(), max(above.reuses for above in node.path())
+            if not self.store.is_enabled or not is_worth(node.end - self.store.lasting_tokens(tokens), reuses):
+                continue
+            # One in memory that was no more than a copy of cells ends with them.
+            if (kept := self.store.covering(tokens)) is not None:
+                self.store.keep_on_disk(kept)
+            else:
                 self.store.add(self._snapshot_of(seq_id, node, node.reuses, node.used_at))
 
     def _is_worth_saving(self, node: Node) -> bool:

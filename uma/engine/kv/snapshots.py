@@ -50,6 +50,8 @@ class Snapshot:
     """How often it was found again, in its cells and here."""
     used_ms: float = 0.0
     is_on_disk: bool = False
+    is_lasting: bool = False
+    """It is on disk, or was given to be written there."""
     tier: Tier = Tier.MEMORY
     """Where it comes from, until it is used: read from disk for a prompt, or kept in memory."""
     pins: int = 0
@@ -80,6 +82,11 @@ class Snapshot:
     def worth(self) -> tuple[float, float]:
         """Tokens it is likely to save; among equals the one used later is worth more."""
         return _worth(len(self.tokens), self.reuses, self.used_ms)
+
+
+def is_worth(saves_tokens: int, reuses: int) -> bool:
+    """Whether a snapshot is worth taking that would save so many tokens as often as it was used."""
+    return saves_tokens * (reuses + UNUSED_REUSES) >= LEAST_WORTH
 
 
 def _size(data_bytes: int, n_tokens: int) -> int:
@@ -145,8 +152,7 @@ class SnapshotStore:
 
     def accepts(self, tokens: array[int], saves_tokens: int, reuses: int) -> bool:
         """Whether a snapshot of `tokens` is worth taking, that would save `saves_tokens` as often as it was used."""
-        is_worth = saves_tokens * (reuses + UNUSED_REUSES) >= LEAST_WORTH
-        return self.is_enabled and is_worth and self.covering(tokens) is None
+        return self.is_enabled and is_worth(saves_tokens, reuses) and self.covering(tokens) is None
 
     def has_place_for(self, data_bytes: int, n_tokens: int, reuses: int, used_ms: float) -> bool:
         """Whether a snapshot like this could be kept without giving up any that is worth more."""
@@ -177,9 +183,22 @@ class SnapshotStore:
         self._index.put(snapshot.tokens, snapshot)
         self.size_bytes += snapshot.size_bytes
         self.events.stored(Tier.MEMORY, 0, len(snapshot.tokens), snapshot.whole)
-        if self._on_added is not None and is_lasting and not snapshot.is_on_disk:
-            self._on_added(snapshot)
+        if is_lasting:
+            self.keep_on_disk(snapshot)
         return True
+
+    def keep_on_disk(self, snapshot: Snapshot) -> None:
+        """Pass a snapshot to the disk tier, unless it is there."""
+        if self._on_added is not None and not snapshot.is_on_disk and not snapshot.is_lasting:
+            self._on_added(snapshot)
+        snapshot.is_lasting = True
+
+    def lasting_tokens(self, tokens: array[int]) -> int:
+        """How many of `tokens` a snapshot on disk can restore."""
+        found = self._index.most_useful(
+            tokens, lambda kept, common: kept.usable(common) if kept.is_lasting or kept.is_on_disk else 0
+        )
+        return found[1] if found else 0
 
     def used(self, snapshot: Snapshot, now_ms: float) -> None:
         """Note that a snapshot was restored."""
