@@ -30,9 +30,10 @@ from harness import (
     uma_command,
     until,
 )
+from uma.cli.batch import running_rows
 from uma.cli.batch_view import Speed
 from uma.cli.say import ERASE_LINE
-from uma.jobs import Progress, Tally
+from uma.jobs import Progress, RowRequest, Tally
 
 URL = "/v1/chat/completions"
 SHORT = {"max_tokens": 6, "temperature": 0}
@@ -106,13 +107,16 @@ def test_each_row_has_a_line_as_openai_s_batches_have_it(
     batch: Callable[..., Any], rows: Callable[..., Path], tmp_path: Path
 ) -> None:
     bad = {"custom_id": "bad", "url": URL, "body": {"messages": [], **SHORT}}
+    foreign = {"id": "plain", "prompt": "Hi", "model": "gpt-4", **SHORT}
     other = {"custom_id": "other", "url": URL, "body": {"model": "llama-9", "messages": [{"role": "user"}]}}
-    done = batch(str(rows([*lines(20), bad, "not json", {"id": "plain", "prompt": "Hi", **SHORT}, other])))
+    done = batch(str(rows([*lines(20), bad, "not json", foreign, other])))
     assert done.returncode == 1
     assert re.search(r"done: 24 rows in .* tokens/s, 3 failed", done.stderr)
     assert re.search(
-        "3 rows failed: 1 because: messages: .*; 1 because: .*; 1 because: ", " ".join(done.stderr.split())
+        r"3 rows failed:\n.* 1 because: .*\(row 21\)\n.* 1 because: .*\(row 22\)\n.* 1 because: .*\(row 24\)\n",
+        done.stderr,
     )
+    assert re.search("uma: 1 row named gpt-4, answered by .", done.stderr)
     found = results(tmp_path / "out.jsonl")
     assert [each["custom_id"] for each in found] == [
         *(f"q{number}" for number in range(20)),
@@ -242,6 +246,7 @@ def test_ctrl_c_lets_rows_end_and_says_how_to_go_on(
         events, told = job.communicate(timeout=PATIENCE_SEC)
     assert job.returncode == 130
     assert b"run to their ends" in told
+    assert b"Ctrl-C again" in told
     assert b"the same command goes on" in told
     stopped = json.loads(events.splitlines()[-1])
     assert stopped["event"] == "stopped"
@@ -262,7 +267,10 @@ def test_a_first_wave_is_told_of_and_whatever_ends_it_says_how_to_go_on(
         assert told["prompt_tokens"] > 0
         assert job.stderr is not None
         job.send_signal(signal.SIGTERM)
-        assert any(b"16 rows run to their ends" in line for line in iter(job.stderr.readline, b""))
+        assert any(
+            b"16 rows run to their ends (rows 1, 2, 3 \xe2\x80\xa6), and then it stops; SIGTERM again" in line
+            for line in iter(job.stderr.readline, b"")
+        )
         job.send_signal(signal.SIGTERM)
         _, said = job.communicate(timeout=PATIENCE_SEC)
     assert job.returncode == 128 + signal.SIGTERM
@@ -325,6 +333,17 @@ def test_before_a_row_has_ended_it_is_told_how_many_run() -> None:
     assert Speed(tally).line(30).endswith("%) · 1 failed")
     tally.note({"a": Progress(waits=True)})
     assert "· waits for requests of others ·" in Speed(tally).line()
+    tally.note({})
+    tally.unwritten, tally.unwritten_failed, tally.kept, tally.blocking_row = 14, 6, 14, 6
+    assert Speed(tally).line() == "19 of 20 rows (95%) · 1 running (row 6; 14 wait for it) · 7 failed"
+
+
+def test_a_row_that_is_waited_for_at_the_end_is_named_with_what_bounds_it() -> None:
+    bounded, free = (RowRequest(URL, body, "") for body in ({"max_tokens": 64}, {}))
+    assert running_rows({14: bounded}) == "row 14 runs to its end (at most 64 tokens), and then it stops"
+    assert "row 14 runs to its end (without max_tokens: until the context is full)" in running_rows({14: free})
+    told = running_rows({1: bounded, 14: free})
+    assert "2 rows run to their ends, 1 of them without max_tokens: until the context is full (row 14), and" in told
 
 
 def test_rows_that_all_fail_alike_say_so_once_and_what_can_be_known_before_is_told_before(

@@ -70,6 +70,8 @@ async def test_what_has_ended_is_kept_until_its_turn_where_an_earlier_row_has_no
                     await ask.has_all.wait()
                     await wait_all_tasks_blocked()
                     nursery.cancel_scope.cancel()
+        assert runner.tally.ended_rows == 8 - isinstance(ask, OneHangs)
+        assert runner.tally.blocking_row == isinstance(ask, OneHangs)
         return runner.tally.kept
 
     assert await run(OneHangs(8), {"version": 1}) == 7

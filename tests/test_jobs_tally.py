@@ -163,12 +163,25 @@ def test_rows_alike_that_began_together_are_no_surprise() -> None:
 
 
 def test_a_row_that_ends_at_once_does_not_end_the_job() -> None:
-    tally = Tally(total_bytes=700)
-    for _ in range(7):
+    tally = Tally(total_bytes=800)
+    for _ in range(8):
         tally.passed(100, is_new=True, is_asked=True)
     first, *_ = [tally.begin(100, 0.0) for _ in range(7)]
     tally.end(first, Progress(), 0.1)
-    assert tally.seconds_left(0.0, 100.0) == pytest.approx(600)
+    assert tally.seconds_left(0.0, 100.0) == pytest.approx(700)
+    tally.end(tally.begin(100, 99.0), None, 99.5)
+    tally.refused_rows, tally.refused_bytes = 1, 100
+    assert tally.seconds_left(0.0, 100.0) is None, "all that is left runs, and longer than any that has ended"
+
+
+def test_a_refused_row_of_many_bytes_does_not_make_the_others_long() -> None:
+    tally = Tally(total_bytes=100_900)
+    for at, size_bytes in enumerate((100_000, *(100 + at for at in range(9)))):
+        tally.passed(size_bytes, is_new=True, is_asked=True)
+        if at:
+            tally.end(tally.begin(size_bytes, 0.0), Progress(5, 5), 1.0 + at / 10) if at < 9 else tally.begin(100, 1.0)
+    tally.refused_rows, tally.refused_bytes = 1, 100_000
+    assert (tally.seconds_left(0.0, 1.9) or 0.0) < 1
 
 
 def test_rows_that_are_refused_at_once_do_not_count() -> None:

@@ -7,7 +7,7 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,7 @@ from uma.jobs import (
     ReturningServer,
     RowAsk,
     RowForm,
+    RowRequest,
     Runner,
     Tally,
     count_rows,
@@ -51,6 +52,8 @@ CSV = (".csv", ".csv.gz")
 """What the names of files of CSV end with."""
 MAX_REASONS = 5
 """Maximum reasons of rows' failures that are told."""
+MAX_NAMED = 3
+"""Maximum rows that are named."""
 
 
 def main(options: argparse.Namespace) -> int:
@@ -191,7 +194,8 @@ async def _shown(runner: Runner, options: argparse.Namespace, interrupts: Interr
         showing.start_soon(keep_showing, view, speed, runner.look)
 
         def stop() -> None:
-            view.tell(f"{runner.tally.running:,} rows run to their ends, and then it stops; Ctrl-C again: at once")
+            again = "SIGTERM" if stopped.stopped_by == signal.SIGTERM else "Ctrl-C"
+            view.tell(f"{running_rows(runner.asked_rows)}; {again} again: at once")
             runner.stop()
 
         is_done = False
@@ -210,6 +214,8 @@ async def _shown(runner: Runner, options: argparse.Namespace, interrupts: Interr
     if tally.ignored:
         shown = ", ".join(f"{sanitize_line(name)} ({words.rows(n)})" for name, n in tally.ignored.most_common())
         view.tell(f"fields that had no effect: {shown}")
+    for (asked, model), n in tally.replaced.most_common():
+        view.tell(f"{words.rows(n)} named {sanitize_line(asked[:200])}, answered by {sanitize_line(model)}")
     if not is_done:
         kept = f", and {tally.kept:,} that wait for earlier rows beside it" if tally.kept else ""
         view.tell(f"stopped with {tally.rows:,} results in {options.output}{kept}; the same command goes on from there")
@@ -220,13 +226,38 @@ async def _shown(runner: Runner, options: argparse.Namespace, interrupts: Interr
     return 1 if tally.failed else 0
 
 
+def running_rows(asked: Mapping[int, RowRequest]) -> str:
+    """What is still waited for where the job is to stop, and what bounds it."""
+    if not asked:
+        return "no row runs, and it stops"
+    unbounded = [row for row, request in asked.items() if request.max_tokens is None]
+    full = "without max_tokens: until the context is full"
+    if len(asked) == 1:
+        ((row, request),) = asked.items()
+        bound = f" (at most {words.tokens(request.max_tokens)})" if request.max_tokens else ""
+        return f"row {row:,} runs to its end{f' ({full})' if unbounded else bound}, and then it stops"
+    why = f", {len(unbounded):,} of them {full}" if unbounded else ""
+    named = sorted(unbounded or asked)
+    return f"{len(asked):,} rows run to their ends{why}{_named(named, len(named))}, and then it stops"
+
+
 def _failed(tally: Tally) -> str:
-    """How many rows failed, and why: those of this run, for the reasons that most have."""
+    """How many rows failed, and why: those of this run, for the reasons that most have, with a line and the first rows
+    for each.
+    """
     of_all = "all" if tally.failed == tally.rows > 1 else ""
     count = f"{of_all} {words.rows(tally.failed)} failed".strip()
     told = tally.reasons.most_common(MAX_REASONS)
     rest = tally.failed - sum(n for _, n in told)
     if len(told) == 1 and not rest:
-        return f"{count}, because: {sanitize_line(told[0][0])}"
-    why = [f"{n:,} because: {sanitize_line(reason)}" for reason, n in told]
-    return f"{count}: {'; '.join(why)}{f'; and {rest:,} more' if rest else ''}" if told else count
+        which = "" if of_all else _named(tally.failed_rows[told[0][0]], told[0][1])
+        return f"{count}, because: {sanitize_line(told[0][0])}{which}"
+    why = [f"  {n:,} because: {sanitize_line(reason)}{_named(tally.failed_rows[reason], n)}" for reason, n in told]
+    return "\n".join([f"{count}:", *why, *([f"  and {rest:,} more"] if rest else [])]) if told else count
+
+
+def _named(rows: Sequence[int], count: int) -> str:
+    """The first of so many rows."""
+    first = rows[:MAX_NAMED]
+    shown = ", ".join(f"{row:,}" for row in first)
+    return f" (row{'s' * (count > 1)} {shown}{' …' if count > len(first) else ''})"

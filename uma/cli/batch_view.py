@@ -49,12 +49,16 @@ class Speed:
         return self.tally.seconds_left(self._began_sec)
 
     def line(self, columns: int | None = None) -> str:
-        """`1,024 of 2,000 rows (51 %) · 40 running · 210 tokens/s · 2 min left · 3 failed`; where that is no less than
-        so many `columns`, without how many run, and then without the speed.
+        """`1,024 of 2,000 rows (51 %) · 40 running · 210 tokens/s · 2 min left · 3 failed`, and of a row for which many
+        wait `1 running (row 14; 16 wait for it)`; where that is no less than so many `columns`, without how many run,
+        and then without the speed, or the other way round where many wait.
         """
         tally, left, tokens = self.tally, self.seconds_left, self.tally.completion_tokens
         running = tally.running - tally.waiting
         runs = "waits for requests of others" if tally.is_held_up else f"{running:,} running"
+        # Beside many rows some that end before earlier ones are the rule, and nothing to say.
+        if is_blocked := tally.kept > tally.running > 0:
+            runs += f" (row {tally.blocking_row:,}; {tally.kept:,} wait for it)"
         rate = words.pace(self.tokens_per_sec) if tokens else ""
         if tally.prompt_tokens and not tokens:
             rate = f"{words.tokens(tally.prompt_tokens, 'prompt ')} read"
@@ -63,10 +67,10 @@ class Speed:
             runs if running else "",
             rate,
             "" if left is None else f"{words.time_span(left)} left{' for these' * tally.is_stopping}",
-            f"{tally.failed:,} failed" if tally.failed else "",
+            f"{tally.ended_failed:,} failed" if tally.ended_failed else "",
             f"{tally.waiting:,} wait to be asked again" if tally.waiting else "",
         ]
-        for least_needed in (1, 2):
+        for least_needed in (2, 1) if is_blocked else (1, 2):
             if columns is not None and len(_joined(parts)) >= columns:
                 parts[least_needed] = ""
         return _joined(parts)
@@ -74,8 +78,9 @@ class Speed:
     def _rows(self) -> str:
         tally = self.tally
         about = "" if tally.is_counted else "about "
-        rows = f"{tally.rows:,} of {about}{tally.total_rows:,} rows" if tally.total_rows else f"{tally.rows:,} rows"
-        return f"{rows} ({tally.share:.0%})" if tally.rows and tally.share is not None else rows
+        ended = tally.ended_rows
+        rows = f"{ended:,} of {about}{tally.total_rows:,} rows" if tally.total_rows else words.rows(ended)
+        return f"{rows} ({tally.share:.0%})" if ended and tally.share is not None else rows
 
 
 def _joined(parts: list[str]) -> str:
@@ -146,7 +151,9 @@ class Events(ProgressView):
         tally, left = speed.tally, speed.seconds_left
         return {
             "rows": tally.rows,
-            "failed": tally.failed,
+            "ended": tally.ended_rows,
+            "blocking_row": tally.blocking_row if tally.kept else None,
+            "failed": tally.ended_failed,
             "rows_before": tally.begun_rows,
             "total_rows": tally.total_rows or None,
             "running": tally.running - tally.waiting,

@@ -83,6 +83,7 @@ class InMemory(RowAsk):
             headers.get(b"x-request-id", b"").decode(),
             None if wait is None else int(wait),
             tuple(filter(None, headers.get(b"x-uma-ignored", b"").decode().split(", "))),
+            headers.get(b"x-uma-model", b"").decode(),
         )
 
     async def progress(self) -> Mapping[str, Progress]:

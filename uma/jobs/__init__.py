@@ -6,7 +6,17 @@ application over HTTP is one (`uma.http.in_memory`), so the rules of every diale
 
 from uma.jobs.ask import Progress, RowAnswer, RowAsk
 from uma.jobs.journal import EndedRow, FinishedRows, JobChanged, Results, judge
-from uma.jobs.rows import BadInput, BadRow, JobRow, RowForm, count_rows, has_columns, judge_template, read_rows
+from uma.jobs.rows import (
+    BadInput,
+    BadRow,
+    JobRow,
+    RowForm,
+    RowRequest,
+    count_rows,
+    has_columns,
+    judge_template,
+    read_rows,
+)
 from uma.jobs.runner import Runner, in_flight
 from uma.jobs.server import ReturningServer, model_of
 from uma.jobs.tally import Tally
@@ -24,6 +34,7 @@ __all__ = [
     "RowAnswer",
     "RowAsk",
     "RowForm",
+    "RowRequest",
     "Runner",
     "Tally",
     "count_rows",

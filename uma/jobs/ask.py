@@ -20,6 +20,8 @@ class RowAnswer:
     """Where the same works later: after about how long."""
     ignored: tuple[str, ...] = ()
     """Fields of the body that had no effect."""
+    model: str = ""
+    """The model that answered, where another one was asked for."""
 
 
 @attrs.frozen

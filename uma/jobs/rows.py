@@ -35,6 +35,7 @@ PIECES, PIECE_OF_LINES_BYTES = 64, 65_536
 """Pieces of a long input in which lines are counted, to know how many rows it has."""
 _CHAT, _COMPLETIONS, _RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 _GENERATING = (_CHAT, _COMPLETIONS, _RESPONSES, "/v1/messages", "/v1/audio/transcriptions")
+_BOUNDS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 PATHS = frozenset((*_GENERATING, "/v1/embeddings", "/v1/rerank", "/v1/score", "/v1/decisions", "/v1/systemone"))
 """Endpoints that a row's `url` can name."""
 _ALIASES = {"/rerank": "/v1/rerank", "/v2/rerank": "/v1/rerank", "/score": "/v1/score"}
@@ -91,6 +92,13 @@ class RowRequest:
         """What the model reads first, for finding rows that begin alike."""
         parts = (self.body.get(name) for name in ("instructions", "system", "messages", "prompt", "input", "state"))
         return b"".join(orjson.dumps(part, default=str) for part in parts if part is not None)
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Maximum tokens of the answer; None where the context alone bounds it. 0: none are generated."""
+        if self.path not in _GENERATING:
+            return 0
+        return next((self.body[name] for name in _BOUNDS if isinstance(self.body.get(name), int)), None)
 
 
 @attrs.frozen(kw_only=True)

@@ -96,8 +96,8 @@ class Runner:
     prefix: str = ""
     """What the ids of its requests begin with, where other jobs ask the same source."""
     tally: Tally = attrs.field(factory=Tally)
-    _asked: set[str] = attrs.field(factory=set, init=False)
-    """Ids of the requests that run."""
+    _asked: dict[str, RowWork] = attrs.field(factory=dict, init=False)
+    """Rows whose requests run, by the ids of these."""
     _ready: deque[RowWork] = attrs.field(factory=deque, init=False)
     _open: deque[JobRow] = attrs.field(factory=deque, init=False)
     """Rows that were read, from the first on that has not ended."""
@@ -164,6 +164,11 @@ class Runner:
         self.tally.is_stopping = True
         self._reading.cancel()
         self._note_move()
+
+    @property
+    def asked_rows(self) -> dict[int, RowRequest]:
+        """Rows that are asked just now, from 1 on."""
+        return {work.row.number + 1: work.asked for work in self._asked.values() if work.asked is not None}
 
     async def look(self) -> None:
         """Have the tally know how far the rows are that run, for whoever shows it."""
@@ -250,28 +255,32 @@ class Runner:
         used: Progress | None = None
         try:
             if work.asked is not None:
-                answer = await self._answer(work.row, work.asked)
+                answer = await self._answer(work, work.asked)
                 if answer is None:
                     return
                 ended, used = _end_of(work.row, work.asked, answer)
-                self.tally.refused_rows += used is None
+                if used is None:
+                    self.tally.refused_rows += 1
+                    self.tally.refused_bytes += work.size_bytes
                 self.tally.ignores(answer.ignored)
+                if answer.model:
+                    self.tally.replaces(str(work.asked.body.get("model")), answer.model)
         finally:
             self.tally.end(begun, used)
             self._note_move()
         assert ended is not None
         self._note_end(ended)
 
-    async def _answer(self, row: JobRow, asked: RowRequest) -> RowAnswer | None:
+    async def _answer(self, work: RowWork, asked: RowRequest) -> RowAnswer | None:
         """The answer to a row, asked again as often as that can help; None where the run stops meanwhile."""
-        body, id = json_bytes.dumps(asked.body), f"{self.prefix}row-{row.number + 1}"
+        body, id = json_bytes.dumps(asked.body), f"{self.prefix}row-{work.row.number + 1}"
         wait_sec, tries = FIRST_WAIT_SEC, 0
         while True:
-            self._asked.add(id)
+            self._asked[id] = work
             try:
                 answer = await self.ask(asked.path, body, id)
             finally:
-                self._asked.remove(id)
+                del self._asked[id]
                 self.tally.forget(id)
             tries += 1
             if answer.status not in PASSING and (answer.status != FAULT or tries >= FAULT_TRIES):
@@ -297,6 +306,10 @@ class Runner:
             if waited is not None:
                 self._due.append(waited)
             self.tally.input_bytes = row.end_bytes
+        self.tally.unwritten += 1
+        self.tally.unwritten_failed += ended.is_failed
+        self.tally.kept = len(self._ended) if self.in_order else 0
+        self.tally.blocking_row = self._open[0].number + 1 if self._open else 0
         self._is_due.ring()
         self._note_move()
 
@@ -328,9 +341,11 @@ class Runner:
 
         due = await self._on_disk(written)
         self.tally.rows += len(due)
+        self.tally.unwritten -= len(due)
         for ended in due:
             if ended.is_failed:
-                self.tally.fails(_why(ended.line))
+                self.tally.unwritten_failed -= 1
+                self.tally.fails(_why(ended.line), ended.number + 1)
         self._note_move()
 
     async def _on_disk(self, work: Callable[[], T]) -> T:

@@ -5,13 +5,19 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
 import attrs
 
 from uma.jobs.ask import Progress
 
+T = TypeVar("T")
+
 MAX_COUNTED = 20
-"""Maximum fields without effect, and reasons of failure, that are counted: rows can have as many as they like."""
+"""Maximum fields without effect, reasons of failure and foreign names of models that are counted: rows can have as
+many as they like."""
+MAX_NAMED = 3
+"""Maximum rows that are named for a reason of failure."""
 
 CHANCE_WEIGHT = 9.0
 """How much of a running row's end is taken to be chance, for each unit of the scatter of rows' times or tokens, up to
@@ -94,6 +100,10 @@ class Tally:
     """Rows of these that failed."""
     reasons: Counter[str] = attrs.field(factory=Counter)
     """Why rows failed in this run, at most `MAX_COUNTED`: how many for each."""
+    failed_rows: dict[str, list[int]] = attrs.field(factory=dict)
+    """The first rows that failed for each of these reasons, from 1 on."""
+    replaced: Counter[tuple[str, str]] = attrs.field(factory=Counter)
+    """Models that rows named and those that answered instead, at most `MAX_COUNTED`: how many rows of this run."""
     ignored: Counter[str] = attrs.field(factory=Counter)
     """Fields of rows that had no effect in this run, at most `MAX_COUNTED`: how many rows had each."""
     begun_rows: int = 0
@@ -103,7 +113,13 @@ class Tally:
     running: int = 0
     """Rows that are asked just now."""
     kept: int = 0
-    """Rows that had ended when it stopped, and whose results wait for those of earlier rows."""
+    """Rows that have ended, and whose results wait for those of earlier rows."""
+    blocking_row: int = 0
+    """The row for which these wait, from 1 on."""
+    unwritten: int = 0
+    """Rows that have ended, and whose results are not written yet: those that are `kept`, and what the disk gets."""
+    unwritten_failed: int = 0
+    """Rows of these that failed."""
     is_stopping: bool = False
     """No more rows begin."""
     total_bytes: int = 0
@@ -125,6 +141,7 @@ class Tally:
     asked_bytes: int = 0
     refused_rows: int = 0
     """Rows of these that were refused: they say nothing of the time that others take."""
+    refused_bytes: int = 0
     _ended_prompt_tokens: int = 0
     _ended_completion_tokens: int = 0
     _progress: dict[str, Progress] = attrs.field(factory=dict)
@@ -174,6 +191,16 @@ class Tally:
         self._progress.pop(id, None)
 
     @property
+    def ended_rows(self) -> int:
+        """Rows that have ended, with those whose results are still to be written."""
+        return self.rows + self.unwritten
+
+    @property
+    def ended_failed(self) -> int:
+        """Rows of these that failed."""
+        return self.failed + self.unwritten_failed
+
+    @property
     def is_held_up(self) -> bool:
         """Whether all rows that run wait for requests of others: one that waits for another row has that computed."""
         return bool(self._progress) and all(progress.waits for progress in self._progress.values())
@@ -194,23 +221,30 @@ class Tally:
 
     @property
     def share(self) -> float | None:
-        """How much of the input has results; None where that is not known."""
+        """How much of the input has ended; None where that is not known."""
         if self.is_counted:
-            return min(1.0, self.rows / self.total_rows) if self.total_rows else 1.0
-        return min(1.0, self.input_bytes / self.total_bytes) if self.total_bytes else None
+            return min(1.0, self.ended_rows / self.total_rows) if self.total_rows else 1.0
+        behind_bytes = self.kept * self.passed_bytes / max(self.passed_rows, 1)
+        return min(1.0, (self.input_bytes + behind_bytes) / self.total_bytes) if self.total_bytes else None
 
-    def fails(self, why: str) -> None:
+    def fails(self, why: str, row: int) -> None:
         """A row failed in this run."""
         self.failed += 1
         _count(self.reasons, [why] if why else ())
+        if why in self.reasons and len(named := self.failed_rows.setdefault(why, [])) < MAX_NAMED:
+            named.append(row)
 
     def ignores(self, names: Iterable[str]) -> None:
         """A row had fields of these names, which had no effect."""
         _count(self.ignored, names)
 
+    def replaces(self, asked: str, model: str) -> None:
+        """A row that named the model `asked` was answered by another one."""
+        _count(self.replaced, [(asked, model)])
+
     def seconds_left(self, began: float, now: float | None = None) -> float | None:
         """What the rest takes, if it goes on as since `began`, when the first row could begin: of a run that stops the
-        rows that were begun. None where that is not known.
+        rows that were begun. None where that is not known, as where the last rows run longer than others have.
         """
         ended = self._times
         if self.is_stopping and ended.n:
@@ -220,8 +254,12 @@ class Tally:
             return None
         now = time.monotonic() if now is None else now
         rows, n_bytes = self._unread()
-        answered = 1 - self.refused_rows / self.asked_rows
-        rows, n_bytes = answered * (rows + self.asked_rows), answered * (n_bytes + self.asked_bytes)
+        to_answer = self.asked_rows - self.refused_rows
+        if self.running and not rows and ended.n + self.running >= to_answer and self._is_overdue(now):
+            return None
+        # Refused rows count by their own bytes: one that is too long for the context says nothing of the others.
+        rows = to_answer * (1 + rows / self.asked_rows)
+        n_bytes = (self.asked_bytes - self.refused_bytes) * (1 + n_bytes / max(self.asked_bytes, 1))
         growth = ended.growth
         every = (1 - growth) * rows + growth * (n_bytes * ended.n / ended.x if ended.x else rows)
         return (now - began) * max(0.0, every / min(self._done(now), every) - 1)
@@ -239,6 +277,11 @@ class Tally:
         tokens = sum(progress.prompt_tokens + progress.completion_tokens for progress in self._progress.values())
         return (by_time + self._done_by(self._lengths, tokens)) / 2
 
+    def _is_overdue(self, now: float) -> bool:
+        """Whether the rows that run have run longer so far than those that have ended."""
+        ended = self._times
+        return self.running * now - self._began_sum > OVERDUE * self.running * ended.y / ended.n
+
     def _done_by(self, ended: Line, of_running: float) -> float:
         """Rows done, by times or by tokens: of those that have ended, and of all that run."""
         is_overdue = of_running > OVERDUE * self.running * ended.y / ended.n
@@ -255,5 +298,5 @@ class Tally:
         return rows * asked, n_bytes * asked
 
 
-def _count(counts: Counter[str], found: Iterable[str]) -> None:
-    counts.update(text for text in found if text in counts or len(counts) < MAX_COUNTED)
+def _count(counts: Counter[T], found: Iterable[T]) -> None:
+    counts.update(key for key in found if key in counts or len(counts) < MAX_COUNTED)
