@@ -340,7 +340,10 @@ def test_before_a_row_has_ended_it_is_told_how_many_run() -> None:
 
 def test_a_row_that_is_waited_for_at_the_end_is_named_with_what_bounds_it() -> None:
     bounded, free = (RowRequest(URL, body, "") for body in ({"max_tokens": 64}, {}))
-    assert running_rows({14: bounded}) == "row 14 runs to its end (at most 64 tokens), and then it stops"
+    assert (
+        running_rows({14: bounded})
+        == "row 14 runs to its end (at most 64 tokens, or until the context is full), and then it stops"
+    )
     assert "row 14 runs to its end (without max_tokens: until the context is full)" in running_rows({14: free})
     told = running_rows({1: bounded, 14: free})
     assert "2 rows run to their ends, 1 of them without max_tokens: until the context is full (row 14), and" in told

@@ -234,7 +234,9 @@ def running_rows(asked: Mapping[int, RowRequest]) -> str:
     full = "without max_tokens: until the context is full"
     if len(asked) == 1:
         ((row, request),) = asked.items()
-        bound = f" (at most {words.tokens(request.max_tokens)})" if request.max_tokens else ""
+        bound = (
+            f" (at most {words.tokens(request.max_tokens)}, or until the context is full)" if request.max_tokens else ""
+        )
         return f"row {row:,} runs to its end{f' ({full})' if unbounded else bound}, and then it stops"
     why = f", {len(unbounded):,} of them {full}" if unbounded else ""
     named = sorted(unbounded or asked)

@@ -51,7 +51,7 @@ class Snapshot:
     used_ms: float = 0.0
     is_on_disk: bool = False
     is_lasting: bool = False
-    """It is on disk, or was given to be written there."""
+    """Whether it is on disk, or was given to be written there."""
     tier: Tier = Tier.MEMORY
     """Where it comes from, until it is used: read from disk for a prompt, or kept in memory."""
     pins: int = 0
