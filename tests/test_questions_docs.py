@@ -22,6 +22,8 @@ PARSED = {
     "uma generate --image FILE": "needs a model that sees, as the line before it says",
     "uma service install -- --http": "needs the user's systemd",
     "uma launch claude": "needs Claude Code; `test_cli_launch` has one that writes down what it gets",
+    "uma top": "looks until it is ended",
+    "uma stop": "ends the server that the other commands ask",
 }
 """Commands that are only parsed here, and why."""
 SERVERS = [command for command in COMMANDS if command.startswith("uma run")]
