@@ -344,6 +344,7 @@ def test_openai_s_messages_and_chatgpt_s_export_are_imported(here: Visitor) -> N
     expect(page.locator("#title")).to_have_text("Of foxes")
     expect(bubbles).to_have_text(["Who are you?"])
     expect(blocks).to_have_text(["A fox."])
+    expect(page.locator("article.assistant")).not_to_contain_text("not finished")
     page.get_by_role("button", name="Previous version").click()
     expect(blocks).to_have_text(["An owl."])
     page.reload()

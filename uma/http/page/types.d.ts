@@ -75,6 +75,7 @@ interface Message {
   continues?: boolean;
   /** The person has changed the model's words. */
   isEdited?: boolean;
+  isImported?: boolean;
   /** With a token: the server is not known to have the question. */
   isUnsent?: boolean;
   /** Stopped before the server had told anything of it, or without its last word. */

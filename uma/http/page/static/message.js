@@ -366,10 +366,10 @@ function endOf(message, actions) {
     done?.reason === "length" && greatestLength(message, done),
     ...(done?.warnings ?? []),
     message.isEdited && "Edited.",
-    !(done || message.failure || message.isStopped || message.token || message.isEdited) &&
+    !(done || message.failure || message.isStopped || message.token || message.isEdited || message.isImported) &&
       "This answer was not finished.",
   ].filter(Boolean);
-  const isCut = done?.reason !== "stop" && message.text !== "" && !message.isEdited;
+  const isCut = done?.reason !== "stop" && message.text !== "" && !message.isEdited && !message.isImported;
   const act = () => actions.goOn(message);
   const more = isCut && h("button", { type: "button", class: "link-button", onclick: act }, "Continue");
   if (!words.length && !more) return null;

@@ -89,7 +89,7 @@ function treeOf(nodes, { title, update_time, current_node: leaf }, dropped) {
     const role = message?.author?.role ?? message?.role;
     const text = textOf(message?.content, dropped);
     if (text && (role === "user" || role === "assistant"))
-      messages[id] = { id, parent, role, text, at: 1_000 * (message.create_time ?? order), thinking: message.reasoning_content };
+      messages[id] = { id, parent, role, text, at: 1_000 * (message.create_time ?? 0) + order, isImported: true, thinking: message.reasoning_content };
     else above.set(id, parent);
     if (message?.role === "system" || message?.role === "developer") system = text; // ChatGPT's own are not for others
     else if (text && !messages[id] && !message.author) dropped.add(`messages of the role ${role}`);
