@@ -28,7 +28,8 @@ class Address:
         host = host if colon else ""
         host = host.removeprefix("[").removesuffix("]") or "127.0.0.1"
         if not (port.isascii() and port.isdigit() and int(port) <= 65_535):
-            raise ConfigError(f"http: expected ADDRESS:PORT, such as 127.0.0.1:8080, not {text!r}")
+            why = f"expected ADDRESS:PORT, such as 127.0.0.1:8080, with a port of at most 65535, not {text!r}"
+            raise ConfigError(f"http: {why}")
         return cls(host, int(port))
 
     def listen(self) -> socket.socket:
