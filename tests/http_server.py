@@ -230,7 +230,11 @@ def hosted_http(config: RuntimeConfig, source_of: Callable[[Engine], Source] | N
         with _hosted(config, source_of) as hosted:
             yield hosted
         return
-    with tempfile.TemporaryDirectory() as jobs, _hosted(attrs.evolve(config, http_jobs=jobs), source_of) as hosted:
+    # Of a store that is being opened as the server ends, the thread that opens it closes it, later than the server.
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as jobs,
+        _hosted(attrs.evolve(config, http_jobs=jobs), source_of) as hosted,
+    ):
         yield hosted
 
 

@@ -648,7 +648,7 @@ def test_a_chat_stays_with_the_model_that_it_began_with(socket_dir: Path, home: 
             tell(terminal, "/switch", "The next question goes to whatever model the server has.")
             ask(terminal, "and you?")
             assert terminal.text.count("· served") == 3, "a line for each server, behind the first in full"
-            assert "demonstration model" not in terminal.text
+            assert "built-in demonstration model" not in terminal.text
         assert questions(terminal, home) == ["remember this", "and now?", "and you?"]
 
 

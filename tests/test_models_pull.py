@@ -8,7 +8,6 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -19,7 +18,7 @@ from huggingface_hub import close_session
 from projectors import write_projector
 from pty_screen import Terminal
 
-from harness import RunInProcessText, clean_environ, uma_command
+from harness import PATIENCE_SEC, RunInProcessText, clean_environ, uma_command
 from models import write_model, write_split_model
 from uma.errors import ModelError
 from uma.models.catalog import available
@@ -88,17 +87,6 @@ def uma(hub: Hub, home: Path, monkeypatch: pytest.MonkeyPatch, uma_told: RunInPr
         monkeypatch.delenv(name)
     monkeypatch.setattr("uma.models.pull.RETRY_SEC", (0.0,) * len(RETRY_SEC))
     return partial(uma_told, **{"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HOME": str(home)})
-
-
-@contextmanager
-def at_most(n_bytes: int) -> Iterator[None]:
-    """A block in which no file can be larger: what a full disk is to a program."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def models(home: Path) -> dict[str, Path]:
@@ -261,10 +249,20 @@ def test_a_wrong_checksum_is_refused_and_nothing_of_it_is_left(uma: Run, hub: Hu
 
 def test_on_a_full_disk_one_sentence_says_so_and_what_came_is_kept(uma: Run, hub: Hub, home: Path) -> None:
     size = len(hub.repositories[REPOSITORY]["Tiny-8B-Q4_K_M.gguf"])
-    with at_most(size // 2):
-        done = uma("pull", REPOSITORY)
-    assert done.returncode == 1
-    (line,) = [each for each in done.stderr.splitlines() if each.startswith("uma: error: ")]
+    # A process in which no file can be larger: what a full disk is to a program.
+    limit = (size // 2, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
+    environ = clean_environ(HF_ENDPOINT=hub.url, HF_HOME=str(home), HOME=str(home), PYTHONDONTWRITEBYTECODE="1")
+    done = subprocess.run(
+        uma_command("pull", REPOSITORY),
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SEC,
+        check=False,
+        preexec_fn=partial(resource.setrlimit, resource.RLIMIT_FSIZE, limit),
+    )
+    assert done.returncode == 1, done.stderr
+    (line,) = [each for each in done.stderr.splitlines() if each.startswith("uma: error: ")] or [done.stderr]
     assert "has no room for Tiny-8B-Q4_K_M" in line and "Make room, or set HF_HOME" in line
     assert not models(home)
     sent = hub.sent

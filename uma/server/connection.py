@@ -59,14 +59,10 @@ read why."""
 HANG_UP_CHECK_SEC = 0.5
 """After a client has closed its sending half its socket is readable for ever, so a hang-up has to be looked for."""
 
-
 MAX_PARSING = 2
 """Maximum threads that parse large frames: they share one interpreter lock, so more would only wait for each other."""
-
-
 MAX_SESSION_REQUESTS = 256
 """Maximum requests of one session, running and waiting: a quarter of what waits by default, the rest is for others."""
-
 TELL_SEC = 1.0
 """Between two words to a session that waits for the model. Clients give up after some ten seconds of silence."""
 

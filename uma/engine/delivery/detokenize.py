@@ -12,7 +12,7 @@ from collections.abc import Sequence
 class TextStream:
     """One sequence's output text. `push` gives the text that a token sets free; once `stopped`, push no more.
 
-    A character costs a few steps for each stop string, however long that is and however much of it has come.
+    A token costs a search of what is held, and for each stop string as many comparisons as characters of it had come.
     """
 
     __slots__ = ("_decoder", "_firsts", "_held", "_matched", "_stops", "stopped", "stopped_by")

@@ -91,9 +91,9 @@ def left_out(
         if message.role in INSTRUCTIONS:
             total += tokens(at) if turn else 0
             continue
-        if message.role == "assistant" != before:
+        if message.role == "assistant" and before != "assistant":
             asked()
-        if message.role == "user" != before:
+        if message.role == "user" and before != "user":
             old.append([place for place in turn if place not in gone])
             turn, steps = [], deque()
         if message.role == "assistant" and message.tool_calls:

@@ -381,6 +381,7 @@ class KvPool:
         return self.store.accepts(node.whole(), node.end - own[-1].start, max(node.reuses for node in own))
 
     def _snapshot_of(self, seq_id: int, node: Node, reuses: int, used_ms: float) -> Snapshot:
+        self._copied_bytes += self.cells.state_size(node.end)
         ends = self.checkpoints.of_snapshot(node)
         return Snapshot(node.whole(), tuple(self.cells.states(seq_id)), reuses, used_ms, ends=ends)
 
@@ -425,7 +426,6 @@ class KvPool:
         if self._would_stop_streams(node.end):
             return False
         if self.store.has_place_for(self.checkpoints.snapshot_size(node), node.end, node.reuses, node.used_at):
-            self._copied_bytes += self.cells.state_size(node.end)
             snapshot = self._snapshot_of(seq_id, node, node.reuses, node.used_at)
             self.store.add(snapshot, is_lasting=self._is_worth_saving(node))
         return True

@@ -195,9 +195,7 @@ class SnapshotStore:
 
     def lasting_tokens(self, tokens: array[int]) -> int:
         """How many of `tokens` a snapshot on disk can restore."""
-        found = self._index.most_useful(
-            tokens, lambda kept, common: kept.usable(common) if kept.is_lasting or kept.is_on_disk else 0
-        )
+        found = self._index.most_useful(tokens, lambda kept, common: kept.usable(common) if kept.is_lasting else 0)
         return found[1] if found else 0
 
     def used(self, snapshot: Snapshot, now_ms: float) -> None:
