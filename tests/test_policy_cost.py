@@ -132,6 +132,29 @@ def test_beside_a_prompt_a_stream_that_grows_is_expected_to_take_what_it_takes_a
     assert max(expected) < 1.4
 
 
+def test_what_attention_costs_is_still_known_after_hundreds_of_pieces_at_about_one_place() -> None:
+    """As of questions on one state, beside which a prompt is read, or a row decodes, that stands deeper."""
+    machine, cost = Machine(base_ms=15.0, cell_ms=4.5e-3), CostModel()
+    read_prompt(cost, machine, 1_000, 64)
+    for step in range(400):
+        at = 1_000 + step * 17 % 48
+        cost.observe_prefill(64, at, machine.prefill_ms(64, at) * (1.1 if step % 3 else 0.8))
+    for at in (0, 2_000):
+        assert cost.prefill_ms(64, at) == pytest.approx(machine.prefill_ms(64, at), rel=0.3)
+
+
+def test_that_decode_steps_take_half_as_long_says_nothing_of_pieces() -> None:
+    """A stream of 4,000 tokens has ended, and another begun."""
+    machine, cost = Machine(), CostModel()
+    piece_ms = machine.prefill_ms(64, 1_000)
+    for step in range(150):
+        cost.observe_decode(1, 4_000, 30.0 if step < 135 else 15.0)
+        if step % 15 == 14:
+            found_ms = cost.prefill_ms(64, 1_000)
+            cost.observe_prefill(64, 1_000, piece_ms)
+    assert found_ms == pytest.approx(piece_ms, rel=0.15)
+
+
 @given(st.floats(1, 500), st.integers(1, 8_192), POSITION)
 def test_the_chunk_chosen_fits_the_budget_and_is_no_more_than_is_wanted(budget: float, most: int, at: int) -> None:
     cost = CostModel()

@@ -9,7 +9,7 @@ from policy_world import Asked, Machine, World, make_row
 from test_policy_plan import NOW
 
 from uma.engine.policy import Scheduler, State, Targets
-from uma.engine.policy.cost import SIZES
+from uma.engine.policy.cost import FORGET_AFTER, SIZES
 from uma.engine.policy.scheduler import mixed_position
 
 BUDGET = 80.0
@@ -98,6 +98,10 @@ def test_a_row_deep_in_a_document_is_in_no_batch_in_which_a_whole_tile_would_att
 
     assert is_mixed(100), "a batch that is shared takes less"
     assert not is_mixed(4_000)
+    for _ in range(FORGET_AFTER):  # what was learnt of mixed batches is forgotten, and would be tried again
+        scheduler.cost.considered_mixed()
+    assert is_mixed(100)
+    assert not is_mixed(4_000), "for a trial too it is known to be slower"
 
 
 @given(st.floats(0.0, 4_000), st.integers(1, 512), st.lists(st.integers(0, 8_000), min_size=1, max_size=64))

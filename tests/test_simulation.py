@@ -65,7 +65,8 @@ def test_no_lane_pays_for_the_policy_on_a_machine_that_can_serve_all(load: float
 
 def test_a_router_that_knows_the_prefixes_finds_more_of_them_and_late_events_cost_some() -> None:
     def hit_rate(router: str, delay_ms: float) -> float:
-        return Cluster(MACHINES["gpu"], Setup(4, router, (delay_ms, delay_ms), seconds=6)).run().hit_rate
+        setups = [Setup(4, router, (delay_ms, delay_ms), seconds=6, seed=seed) for seed in (7, 8)]
+        return sum(Cluster(MACHINES["gpu"], setup).run().hit_rate for setup in setups)  # of one, chance decides
 
     informed, ignorant = hit_rate("kv", 10.0), hit_rate("round robin", 10.0)
     assert informed > hit_rate("kv", 60_000.0)

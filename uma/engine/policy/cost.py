@@ -2,7 +2,7 @@
 
 Cost is not a line: 64 tokens can be read faster than 48 (kernels have tiles), and attention grows with what lies before
 them. So the model is a few small tables of what was really seen, by number of decode rows and by size of a prompt's
-piece, and a drift factor that follows the whole machine when its speed changes.
+piece, and drift factors that follow the whole machine when its speed changes.
 
 It makes no trials. A size that was not seen of late promises to read a little faster than the nearest that was
 (`PROMISE`): where it fits, it is chosen, and from then on it is known.
@@ -75,6 +75,9 @@ class _Line:
         dx, dms = x - self.mean_x, ms - self.mean_ms
         self.mean_x += dx * weight
         self.mean_ms += dms * weight
+        # Where all stand at about one place nothing is learnt of the slope, and nothing is forgotten: after 200 such
+        # pieces one was expected to take as long at 2,000 tokens as at 1,000, and took twice as long.
+        weight *= dx * dx / (dx * dx + SURE_TOKENS * SURE_TOKENS)
         self.var = (1 - weight) * (self.var + weight * dx * dx)
         self.cov = (1 - weight) * (self.cov + weight * dx * dms)
 
@@ -131,20 +134,23 @@ class _Table:
         level = max(0.25 * line.ms, line.ms - self._attention(own, line.x))
         return level * scale + self._attention(size, x)
 
-    def learn(self, size: int, x: float, ms: float, drift: float) -> None:
-        """Take in one observation, while the whole machine takes `drift` times as long as usual."""
-        slot, self._observed = self._slot(size), self._observed + 1
+    def learn(self, size: int, x: float, ms: float, drift: float) -> bool:
+        """Take in one observation, while the whole machine takes `drift` times as long as usual. Returns whether about
+        this size was seen before.
+        """
+        slot, was_seen, self._observed = self._slot(size), self.has_seen(size), self._observed + 1
         own, line = self._sizes[slot], self._lines[slot]
         own_ms = ms * own / size
         if line is None:
             self._lines[slot] = _Line(x, own_ms / drift, self._observed)
-            return
+            return was_seen
         line.learn(x, own_ms, drift, self._observed)
         kind = self._kind(own)
         near = [(s, line) for s, line in zip(self._sizes, self._lines, strict=True) if line and self._kind(s) == kind]
         cov = sum(line.cov * min(line.seen, 1 / LEARN_SLOPE) / s for s, line in near)
         var = sum(line.var * min(line.seen, 1 / LEARN_SLOPE) for _, line in near)
         self._slopes[kind] = max(0.0, cov / (var + SURE_TOKENS * SURE_TOKENS))
+        return was_seen
 
     def _attention(self, size: int, x: float) -> float:
         kind = self._kind(size)
@@ -184,12 +190,21 @@ class _Learnt:
     of what they take alone, and how many mixed batches there could have been until then."""
     considered: int = 0
     """How often a mixed batch was considered."""
-    drift: float = 1.0
+    rows_drift: float = 1.0
+    """Time that decode rows take now, as a multiple of what the tables say."""
+    pieces_drift: float = 1.0
+
+    @property
+    def reading_drift(self) -> float:
+        """The same of a piece. Where decode rows are slower than the tables say, pieces will be too: there are some ten
+        steps for each. Where rows are faster, this says nothing: after a long stream's end steps took half as long, and
+        pieces that were therefore expected in half of their time came too late for their readers.
+        """
+        return max(self.rows_drift, self.pieces_drift)
 
     def scaled(self, factor: float) -> _Learnt:
-        return _Learnt(
-            self.rows.scaled(factor), self.pieces.scaled(factor), dict(self.added), self.considered, self.drift
-        )
+        rows, pieces = self.rows.scaled(factor), self.pieces.scaled(factor)
+        return _Learnt(rows, pieces, dict(self.added), self.considered, self.rows_drift, self.pieces_drift)
 
 
 class CostModel:
@@ -230,11 +245,12 @@ class CostModel:
 
     def decode_ms(self, rows: int, cells: int) -> float:
         """A batch of decode rows, with so many cells in use; 0 while nothing is known."""
-        return self._learnt.rows.predict(rows, cells) * self._learnt.drift if rows else 0.0
+        return self._learnt.rows.predict(rows, cells) * self._learnt.rows_drift if rows else 0.0
 
     def prefill_ms(self, tokens: int, position: float) -> float:
         """A piece of a prompt, after `position` tokens of it; 0 while nothing is known."""
-        return self._learnt.pieces.predict(tokens, position + tokens / 2) * self._learnt.drift if tokens else 0.0
+        drift = self._learnt.reading_drift
+        return self._learnt.pieces.predict(tokens, position + tokens / 2) * drift if tokens else 0.0
 
     def mixed_ms(self, rows: int, cells: int, tokens: int, position: float) -> float | None:
         """A batch of decode rows and of `tokens` tokens of prompts together; None while nothing is known of such."""
@@ -285,12 +301,18 @@ class CostModel:
 
     def observe_decode(self, rows: int, cells: int, ms: float) -> None:
         """Learn from a batch of decode rows that really ran."""
-        self._observe(self._learnt.rows, rows, cells, ms, self.decode_ms(rows, cells))
+        learnt, expected = self._learnt, self.decode_ms(rows, cells)
+        ms = _without_hiccup(ms, expected)
+        # What other sizes promise says nothing of the machine.
+        if learnt.rows.learn(rows, cells, ms, learnt.rows_drift):
+            learnt.rows_drift = _followed(learnt.rows_drift, ms, expected)
 
     def observe_prefill(self, tokens: int, position: float, ms: float) -> None:
         """Learn from a piece that was really read."""
-        expected = self.prefill_ms(tokens, position)
-        self._observe(self._learnt.pieces, tokens, position + tokens / 2, ms, expected)
+        learnt, expected = self._learnt, self.prefill_ms(tokens, position)
+        ms = _without_hiccup(ms, expected)
+        if learnt.pieces.learn(tokens, position + tokens / 2, ms, learnt.reading_drift):
+            learnt.pieces_drift = _followed(learnt.reading_drift, ms, expected)
 
     def observe_mixed(self, rows: int, cells: int, tokens: int, position: float, ms: float) -> None:
         """Learn from a batch of decode rows and a piece of the prompts that really ran."""
@@ -300,9 +322,8 @@ class CostModel:
             return
         ms = _without_hiccup(ms, expected or alone_ms + piece_ms)
         at = _slots(rows, rows + tokens)
-        # What other sizes promise says nothing of the machine.
         if expected is not None and at in learnt.added:
-            self._follow(ms, expected)
+            learnt.pieces_drift = _followed(learnt.reading_drift, ms, expected)
         share = min(max((ms - piece_ms) / alone_ms, -DRIFT_LIMIT), DRIFT_LIMIT)
         before = learnt.added.get(at, (share, 0))[0]
         learnt.added[at] = before + (share - before) * LEARN, learnt.considered
@@ -311,20 +332,15 @@ class CostModel:
         """A mixed batch was possible: where it was slower once, it is forgotten some time, and tried again."""
         self._learnt.considered += 1
 
-    def _observe(self, table: _Table, size: int, x: float, ms: float, expected: float) -> None:
-        was_seen = table.has_seen(size)
-        ms = _without_hiccup(ms, expected)
-        table.learn(size, x, ms, self._learnt.drift)
-        # What other sizes promise says nothing of the machine.
-        if was_seen:
-            self._follow(ms, expected)
 
-    def _follow(self, ms: float, expected: float) -> None:
-        if expected > 0:
-            ratio = max(ms / expected, 1 / DRIFT_LIMIT)
-            # It corrects sizes not seen for long. It returns to 1 slowly: the tables learn a lasting change.
-            drift = min(max(self._learnt.drift * ratio**0.2, 1 / DRIFT_LIMIT), DRIFT_LIMIT)
-            self._learnt.drift = drift**0.99
+def _followed(drift: float, ms: float, expected: float) -> float:
+    """A drift after a batch that took `ms`. It corrects sizes not seen for long."""
+    if expected <= 0:
+        return drift
+    ratio = max(ms / expected, 1 / DRIFT_LIMIT)
+    # It returns to 1 slowly: the tables learn a lasting change.
+    followed: float = min(max(drift * ratio**0.2, 1 / DRIFT_LIMIT), DRIFT_LIMIT) ** 0.99
+    return followed
 
 
 def _slot(sizes: tuple[int, ...], size: int) -> int:
