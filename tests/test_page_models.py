@@ -207,6 +207,7 @@ def test_the_live_view_names_a_model_that_is_waited_for(here: Visitor) -> None:
     here.visit("#live")
     told = ["alpha", LONG_NAME, "beta loading: 40 % 2 waiting", "gamma loading: opening its file 2 waiting"]
     expect(page.get_by_role("list", name="Models").get_by_role("listitem")).to_contain_text(told)
+    expect(page.locator("#live-words")).to_have_text("0 requests running, 4 waiting (4 for a model to load).")
     expect(page.locator("#cells-layout")).to_have_text("of all models")
     expect(page.locator("#live-nothing")).to_be_hidden()
     expect(page.locator("#cells-title")).to_be_hidden()

@@ -191,7 +191,7 @@ export class LiveView {
     this.showBars(frame);
     this.lanes.take(frame);
     const { running } = frame.figures;
-    this.words.textContent = wordsOf(frame.figures, this.info()?.limits.max_sequences ?? 0);
+    this.words.textContent = wordsOf(frame, this.info()?.limits.max_sequences ?? 0);
     this.models.hidden = !frame.models.length;
     this.models.replaceChildren(...frame.models.map(lineOf));
     this.nothing.hidden = this.lanes.lanes.size > 0 || running > 0 || frame.models.some(({ waiting }) => waiting);
@@ -264,14 +264,16 @@ function lineOf({ name, figures, loading_percent: percent, waiting: queued = 0 }
 /** @param {Figures} figures */
 const sumOf = (figures) => KINDS.reduce((sum, kind) => sum + figures[`waiting_${kind}`], 0);
 
-/** What happens, and how long it takes until the last one begins. @param {Figures} figures @param {number} most Requests that can run at once. */
-function wordsOf(figures, most) {
+/** What happens, and how long it takes until the last one begins. @param {Frame} frame @param {number} most Requests that can run at once. */
+function wordsOf({ figures, models }, most) {
   const { running, slot_every_ms: every } = figures;
-  const waiting = sumOf(figures);
+  const loading = models.reduce((sum, model) => sum + (model.waiting ?? 0), 0);
+  const waiting = sumOf(figures) + loading;
   const runs = `${number(running)} ${running === 1 ? "request" : "requests"} running`;
   if (!waiting) return `${running ? runs : "Idle"}.`;
   const told = KINDS.flatMap((kind) => (figures[`waiting_${kind}`] ? [`${number(figures[`waiting_${kind}`])} ${kind}`] : []));
-  const time = every ? `: the last begins in about ${duration(Math.ceil(waiting * every))}` : "";
+  if (loading) told.push(`${number(loading)} for a model to load`);
+  const time = every && !loading ? `: the last begins in about ${duration(Math.ceil(waiting * every))}` : "";
   const bound = most && running >= most ? ` At most ${number(most)} run at once (--max-sequences).` : "";
   return `${runs}, ${number(waiting)} waiting (${told.join(", ")})${time}.${bound}`;
 }
