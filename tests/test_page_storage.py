@@ -302,10 +302,12 @@ def test_a_damaged_file_is_refused_whole_and_in_words(here: Visitor) -> None:
         expect(page.locator(".conversation"), str(file)).to_have_count(0)
 
 
+CALL = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "</tool_call>Oslo"}'}}
 OPENAI = [
     {"role": "system", "content": "You are a fox."},
     {"role": "user", "content": [{"type": "text", "text": "Who are you?"}, {"type": "image_url", "image_url": {}}]},
     {"role": "assistant", "content": "A fox."},
+    {"role": "assistant", "content": None, "tool_calls": [CALL, CALL]},
     {"role": "tool", "content": "5"},
     {"role": "user", "content": "And I?"},
     {"role": "assistant", "content": "An owl."},
@@ -325,6 +327,12 @@ CHATGPT = [
     node("t", "a", "tool", "5"),
     node("c", "t", "assistant", "A fox."),
 ]
+TO_PYTHON = {
+    "author": {"role": "assistant"},
+    "recipient": "python",
+    "content": {"content_type": "code", "text": "print(7 * 8)"},
+}
+"""What ChatGPT says to a tool."""
 
 
 def test_openai_s_messages_and_chatgpt_s_export_are_imported(here: Visitor) -> None:
@@ -351,6 +359,22 @@ def test_openai_s_messages_and_chatgpt_s_export_are_imported(here: Visitor) -> N
     expect(page.locator(".conversation")).to_have_count(3)
     choose_text(page, '{"messages": {}}')
     expect(page.locator(".toast").last).to_contain_text("It must be an export of this page, ChatGPT")
+
+
+def test_calls_of_tools_are_imported_as_folded_blocks_with_the_tools_names(here: Visitor) -> None:
+    page = here.visit().page
+    calls = page.locator("article.assistant details.call")
+    choose_text(page, json.dumps(OPENAI))
+    expect(calls.locator("summary")).to_have_text(["Tool call: weather", "Tool call: weather"])
+    expect(calls.first).to_contain_text("Oslo")
+    call = {"id": "x", "parent": "a", "message": TO_PYTHON}
+    nodes = (CHATGPT[1], call, node("t", "x", "tool", "56"), node("c", "t", "assistant", "It is 56."))
+    choose_text(page, json.dumps([{"title": "A product", "mapping": {each["id"]: each for each in nodes}}]))
+    expect(page.locator("#title")).to_have_text("A product")
+    expect(page.locator(".toast").last).to_contain_text("messages of the role tool")
+    expect(calls.locator("summary")).to_have_text(["Tool call: python"])
+    expect(calls).to_contain_text("print(7 * 8)")
+    expect(page.locator("article.assistant .blocks").last).to_have_text("It is 56.")
 
 
 def test_figures_that_are_none_are_left_out_with_a_word(here: Visitor) -> None:

@@ -275,8 +275,7 @@ function route() {
   isRouted = true;
   const isLive = location.hash === "#live";
   byId("live-view", HTMLElement).hidden = !isLive;
-  byId("tab-chat", HTMLElement).toggleAttribute("aria-current", false);
-  byId("tab-live", HTMLElement).toggleAttribute("aria-current", false);
+  for (const id of ["tab-chat", "tab-live"]) byId(id, HTMLElement).removeAttribute("aria-current");
   byId(isLive ? "tab-live" : "tab-chat", HTMLElement).setAttribute("aria-current", "page");
   live.setShown(isLive);
   const found = addressed();
@@ -313,10 +312,9 @@ function editSettings() {
 function setTheme(theme) {
   if (theme === "system") delete document.documentElement.dataset.theme;
   else document.documentElement.dataset.theme = theme;
-  const words = theme === "system" ? "system" : theme;
   const button = byId("theme", HTMLButtonElement);
-  button.setAttribute("aria-label", `Theme: ${words}`);
-  button.title = `Theme: ${words}`;
+  button.title = `Theme: ${theme}`;
+  button.setAttribute("aria-label", button.title);
   live.repaint();
 }
 
@@ -330,8 +328,7 @@ async function importFile() {
     found = importJson(await file.text(), info);
   } catch (error) {
     if (!(error instanceof ImportError || error instanceof DOMException)) throw error;
-    const why =
-      error instanceof ImportError ? error.message : "The browser could not read the file: choose it again.";
+    const why = error instanceof ImportError ? error.message : "The browser could not read the file: choose it again.";
     toast(`Nothing was imported from ${file.name}. ${why}`, { label: "Close", run() {} });
     return;
   }
@@ -343,11 +340,8 @@ async function importFile() {
   if (!conversations.length) return toast(`Nothing was imported from ${file.name}.${left}`);
   chat.addAll(conversations);
   go(`#c/${conversations[0].id}`);
-  const count =
-    conversations.length === 1 ? "1 conversation" : `${number(conversations.length)} conversations`;
-  const loss = dropped.length
-    ? ` Left out, as it cannot be used here: ${dropped.join(", ")}.`
-    : "";
+  const count = conversations.length === 1 ? "1 conversation" : `${number(conversations.length)} conversations`;
+  const loss = dropped.length ? ` Left out, as it cannot be used here: ${dropped.join(", ")}.` : "";
   toast(`${count} imported.${left}${loss}`);
 }
 
@@ -358,12 +352,7 @@ function signature({ title, messages }) {
 
 /** @param {Conversation} named Another window can delete it meanwhile. @param {HTMLElement} shown What shows its name. */
 function rename(named, shown) {
-  const input = h("input", {
-    class: "title-input",
-    dir: "auto",
-    "aria-label": "Name of the conversation",
-    maxlength: 200,
-  });
+  const input = h("input", { class: "title-input", dir: "auto", "aria-label": "Name of the conversation", maxlength: 200 });
   input.value = named.title;
   let isOver = false;
   const end = (/** @type {boolean} */ isKept) => {
@@ -406,19 +395,12 @@ function removeOne(gone) {
 function missKey(path) {
   const banner = byId("banner", HTMLElement);
   banner.classList.remove("is-neutral");
-  const enter = h(
-    "button",
-    { type: "button", class: "link-button", onclick: () => askForKey() },
-    "Enter the key",
-  );
+  const enter = h("button", { type: "button", class: "link-button", onclick: () => askForKey() }, "Enter the key");
   if (!banner.querySelector("button")) banner.replaceChildren("This server needs an API key. ", enter);
   banner.hidden = false;
   // The live view asks again and again: only a person's question opens a dialog that was closed.
   if (isKeyDismissed && path !== "answers") return;
-  askForKey(
-    "This server needs an API key",
-    currentKey() ? "The server does not accept this key. Enter another one." : "",
-  );
+  askForKey(undefined, currentKey() ? "The server does not accept this key. Enter another one." : "");
 }
 
 /** @param {string} [title] @param {string} [fault] What is wrong with the last one. */

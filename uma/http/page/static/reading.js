@@ -87,12 +87,12 @@ function treeOf(nodes, { title, update_time, current_node: leaf }, dropped) {
   let system = "";
   nodes.forEach(({ id, parent, message }, order) => {
     const role = message?.author?.role ?? message?.role;
-    const text = textOf(message?.content, dropped);
+    const text = wordsOf(message, dropped);
     if (text && (role === "user" || role === "assistant"))
       messages[id] = { id, parent, role, text, at: 1_000 * (message.create_time ?? 0) + order, isImported: true, thinking: message.reasoning_content };
     else above.set(id, parent);
     if (message?.role === "system" || message?.role === "developer") system = text; // ChatGPT's own are not for others
-    else if (text && !messages[id] && !message.author) dropped.add(`messages of the role ${role}`);
+    else if (text && !messages[id] && role !== "system") dropped.add(`messages of the role ${role}`);
   });
   for (const each of Object.values(messages)) {
     for (let left = above.size; left > 0 && above.has(each.parent); left--) each.parent = above.get(each.parent);
@@ -102,9 +102,27 @@ function treeOf(nodes, { title, update_time, current_node: leaf }, dropped) {
   return first ? [{ title: title || titleOf(first), updated: 1_000 * update_time, settings: { system }, messages, leaf }] : [];
 }
 
+/** What a message says, and its calls of tools as models write them here. What ChatGPT says to a tool is a call. @param {any} message @param {Set<string>} dropped */
+function wordsOf(message, dropped) {
+  const text = textOf(message?.content, dropped);
+  const { recipient = "all", tool_calls: several = [], function_call: one = [] } = message ?? {};
+  if (text && recipient !== "all") return callOf({ name: recipient, arguments: text });
+  const calls = [several ?? [], one ?? []].flat().map((each) => callOf(each?.function ?? each));
+  return [text, ...calls].filter(Boolean).join("\n\n");
+}
+
+/** @param {any} call With its arguments as JSON, or as a program's text. */
+function callOf(call) {
+  let given = call?.arguments;
+  try {
+    given = JSON.parse(given);
+  } catch {} // as it is
+  return `<tool_call>\n${JSON.stringify({ name: call?.name, arguments: given }).replaceAll("<", "\\u003c")}\n</tool_call>`;
+}
+
 /** @param {any} content @param {Set<string>} dropped */
 function textOf(content, dropped) {
-  const parts = typeof content === "string" ? [content] : Array.isArray(content) ? content : [content?.parts ?? []].flat();
+  const parts = typeof content === "string" ? [content] : Array.isArray(content) ? content : [content?.parts ?? content?.text ?? []].flat();
   const texts = parts.map((part) => (typeof part === "string" ? part : part?.text));
   if (texts.some((text) => typeof text !== "string")) dropped.add("pictures and other parts of messages");
   return texts.filter((text) => text && typeof text === "string").join("\n\n");
