@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import openai
 import pytest
@@ -78,6 +78,37 @@ def test_a_chain_takes_the_space_of_its_turns_and_what_is_deleted_stays_as_long_
         assert left() == ["r0", "r1", "r2", "r3", "new"] and len(kept.chain("new", "ada")) == 5
         kept.add([KeptRow(owner="ada", body=os.urandom(2_000), id="last")], max_age_sec=60.0, max_bytes=2_060)
         assert left() == ["r0", "r1", "last"]  # the oldest that nothing goes on from makes way, until the rest fits
+
+
+class CountingKept(Kept):
+    """Counts what SQLite does, in hundreds of its instructions."""
+
+    steps = 0
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self._db.set_progress_handler(self._count, 100)
+        return self
+
+    def _count(self) -> int:
+        self.steps += 1
+        return 0
+
+
+def test_the_end_of_a_long_chain_costs_as_much_as_it_has_turns(tmp_path: Path) -> None:
+    def steps(turns: int) -> int:
+        chain = [
+            KeptRow(owner="", body=b"x", id=f"r{at}", before=f"r{at - 1}", came_at=time.time() - 100)
+            for at in range(turns)
+        ]
+        with CountingKept(tmp_path / f"{turns}.db") as kept:
+            kept.add(chain, max_age_sec=200.0)
+            before = kept.steps
+            kept.add([KeptRow(owner="", body=b"x", id="new")], max_age_sec=60.0)
+            assert list(kept.rows("SELECT id FROM kept")) == [("new",)]
+            return kept.steps - before
+
+    assert steps(1_000) < 15 * steps(100)
 
 
 def test_a_stream_is_stored_before_its_end_is_told_and_a_killed_server_keeps_it() -> None:

@@ -107,8 +107,15 @@ class Kept:
 
     def _let_go(self, before: float) -> None:
         """Remove what came before this time, unless something goes on from it."""
-        while self._db.execute(f"DELETE FROM kept WHERE came_at < ? AND {_IS_LAST}", (before,)).rowcount:
-            pass
+        remove = f"DELETE FROM kept WHERE came_at < ? AND {_IS_LAST}"
+        gone = self._db.execute(f"{remove} RETURNING before", (before,)).fetchall()
+        while links := {link for (link,) in gone if link is not None}:
+            # Of the rest only what these went on from can go: to look at all again took 25 s for a chain of 8,000.
+            gone = [
+                row
+                for link in links
+                for row in self._db.execute(f"{remove} AND id = ? RETURNING before", (before, link)).fetchall()
+            ]
 
     def chain(self, id: str, owner: str) -> list[bytes]:
         """Bodies of the owner's row of that id and of all that it goes on from, the oldest first; none where there is

@@ -310,7 +310,7 @@ class DiskTier:
         except (OSError, ValueError, KeyError, TypeError) as error:
             _log.warning("cache_dir: %s is ignored: %s", entry.path, error)
             return None
-        if _checksum(header, plain(entry.tokens), (*parts, *checkpoints)) != header["checksum"]:
+        if _checksum(header, plain(entry.tokens), (*parts, *checkpoints)) != header.get("checksum"):
             _log.warning("cache_dir: %s is ignored: its checksum is wrong", entry.path)
             return None
         ends = None if entry.ends is None else dict(zip(entry.ends, checkpoints, strict=True))
