@@ -38,7 +38,9 @@ class Terminal:
         columns: int = 80,
         lines: int = 24,
         cwd: str | None = None,
+        prelude: str = "",
     ) -> None:
+        """`prelude`: see `Forked`."""
         self._screen = pyte.HistoryScreen(columns, lines, history=5000, ratio=0.5)
         self._screen.write_process_input = self.type
         self._stream = pyte.ByteStream(self._screen)
@@ -48,7 +50,8 @@ class Terminal:
         self._set_size(columns, lines)
         environ = {**environ, "TERM": environ.get("TERM", "xterm-256color")}
         own = arguments[len(uma_command()) :]
-        self.process = Forked(own, environ, stdin=slave, stdout=slave, stderr=slave, cwd=cwd, has_terminal=True)
+        streams = {"stdin": slave, "stdout": slave, "stderr": slave}
+        self.process = Forked(own, environ, **streams, cwd=cwd, has_terminal=True, prelude=prelude)
         os.close(slave)
 
     def __enter__(self) -> Terminal:

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 from collections.abc import Iterator
@@ -675,6 +676,67 @@ def test_a_chat_in_this_process_needs_no_server_and_goes_on_with_another_model(h
         tell(terminal, "/undo", "Taken back: remember this")
         terminal.type("\x04")
         assert terminal.wait() == 0
+
+
+LOADS_UNTIL_CANCELLED = """
+import os, time, trio
+from uma.types import LoadProgress
+
+def report(self, fraction, real=LoadProgress.report):
+    real(self, fraction)
+    while self.percent > 30 and os.path.exists("hold"):
+        try:
+            trio.from_thread.check_cancelled()
+        except trio.Cancelled:
+            break
+        time.sleep(0.01)
+
+LoadProgress.report = report
+"""
+"""With it a load stands still while there is a file `hold`, until it is cancelled."""
+
+
+def test_ctrl_c_while_another_model_is_loaded_costs_neither_the_chat_nor_its_model(home: Path, tiny: Path) -> None:
+    command = uma_command("chat", "--local", "--model", str(tiny), *SHORT)
+    with Terminal(command, environ_of(home), cwd=str(home), prelude=LOADS_UNTIL_CANCELLED) as terminal:
+        wait_for_prompt(terminal)
+        ask(terminal, "remember this")
+        tell(terminal, "/model builtin", "The next question goes to builtin, which is loaded for it.")
+        (home / "hold").touch()
+        terminal.type("and you?\r")
+        terminal.wait_for("the built-in model")
+        terminal.type("\x03")
+        terminal.wait_for("Stopped before the model was ready.")
+        terminal.wait_for("The next question goes to tiny as before.")
+        wait_for_prompt(terminal)
+        (home / "hold").unlink()
+        ask(terminal, "/retry")
+        assert terminal.text.count("error") == 0
+        tell(terminal, "/model", "model  tiny")
+        assert questions(terminal, home) == ["remember this", "and you?"]
+        terminal.type("\x04")
+        assert terminal.wait() == 0
+
+
+def test_ctrl_c_while_a_server_is_waited_for_costs_no_chat(socket_dir: Path, home: Path) -> None:
+    path = socket_dir / "s"
+    with ExitStack() as stack, socket.socket(socket.AF_UNIX) as silent:
+        server = stack.enter_context(running_server(path))
+        with chat(server, home, *SHORT) as terminal:
+            ask(terminal, "remember this")
+            stack.close()
+            tell(terminal, "and you?", "The next question looks for the server again.")
+            silent.bind(str(path))
+            silent.listen()
+            terminal.type("/retry\r")
+            with silent.accept()[0]:
+                terminal.type("\x03")
+                terminal.wait_for("Stopped before the model was ready.")
+                wait_for_prompt(terminal)
+            path.unlink()
+            with running_server(path):
+                ask(terminal, "/retry")
+                assert questions(terminal, home) == ["remember this", "and you?"]
 
 
 @pytest.mark.parametrize(("no_color", "is_coloured"), [("", True), ("1", False)])

@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -77,16 +78,22 @@ async def _chat(options: argparse.Namespace, loaded: Loaded, begin: Callable[...
 async def _talk(options: argparse.Namespace, interrupts: Interrupts, chat: Chat) -> int:
     question: ChatTurn | None = None
     while True:
-        try:
-            is_local = options.local or chat.is_local
-            place = open_source(chat.loaded, interrupts, local=is_local, say=chat.view.tell, bond=chat.bond)
-            async with place as opened:
-                chat.meet(opened)
-                question = await chat.talk(question)
-        except UmaError as error:
-            if chat.info is None:
-                raise
-            chat.fail(error, question)
+        failure: UmaError | None = None
+        # Once there is a conversation, Ctrl-C costs it a load and no more.
+        with interrupts.stopping(signals=() if chat.info is None else (signal.SIGINT,)) as opening:
+            try:
+                is_local = options.local or chat.is_local
+                place = open_source(chat.loaded, interrupts, local=is_local, say=chat.view.tell, bond=chat.bond)
+                async with place as opened:
+                    opening.signals = ()
+                    chat.meet(opened)
+                    question = await chat.talk(question)
+            except UmaError as error:
+                if chat.info is None:
+                    raise
+                failure = error
+        if failure is not None or opening.scope.cancelled_caught:
+            chat.fail(failure, question)
             question = await chat.talk(None)
         if question is None:
             chat.save(options.save)
@@ -313,11 +320,17 @@ class Chat:
                 f"The context is full: {NO_ROOM}{self._larger()}." if is_full else "Cut at the limit of --max-tokens."
             )
 
-    def fail(self, error: UmaError, turn: ChatTurn | None = None) -> None:
-        """Say what went wrong and what can be done. What was shown of a turn's answer is kept, as after Ctrl-C."""
+    def fail(self, error: UmaError | None, turn: ChatTurn | None = None) -> None:
+        """Say what went wrong (None: Ctrl-C stopped a load) and what can be done. What was shown of a turn's answer is
+        kept, as after Ctrl-C.
+        """
         self.n_failed += 1
         self.is_hung_up_on = False
-        self.view.complain(error.message)
+        if error is None:
+            self.opened = None
+            self.view.tell("Stopped before the model was ready.")
+        else:
+            self.view.complain(error.message)
         is_begun = turn is not None and bool(turn.answer)
         is_lost = turn is not None and not is_begun and self.taken_back is None
         is_lost = is_lost and not isinstance(error, PromptTooLarge)

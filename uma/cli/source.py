@@ -81,9 +81,9 @@ async def open_source(
     With `local` no server answers; with a `bond` nothing but a server with that model will do. A socket that was
     named must have a server; only the usual place falls back to loading the model here. Where none is named that is
     the one that the server has, or without a server the one that `uma run` would have. A server that is loading its
-    model is waited for. While a model is being loaded here, a signal ends the process at once. Raises `ConnectionLost`
-    where a server is missing or cannot be used, `OtherModel` where the bond's model is gone from it, `ModelError`
-    where loading fails.
+    model is waited for. While a model is being loaded here, a signal ends the process at once, unless the caller stops
+    the load by it. Raises `ConnectionLost` where a server is missing or cannot be used, `OtherModel` where the bond's
+    model is gone from it, `ModelError` where loading fails.
     """
     asked = loaded.config.model
     base = without_adapter(asked, [adapter.name for adapter in loaded.config.adapters])

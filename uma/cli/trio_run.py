@@ -123,7 +123,9 @@ class Interrupts:
 
     @contextmanager
     def abruptly(self) -> Iterator[None]:
-        """A block in which any signal ends the process at once: nothing can be interrupted in it, or need be."""
+        """A block in which any signal that stops nothing smaller ends the process at once: what it holds need not be
+        freed.
+        """
         self._is_abrupt = True
         try:
             yield
@@ -132,11 +134,9 @@ class Interrupts:
 
     def take(self, number: int) -> None:
         """Act on a signal."""
-        if self._is_abrupt:
-            self._leave_now(number)
         is_inner = self._innermost is not None and number in self._innermost.signals
         stop = self._innermost if self._innermost is not None and is_inner else self._everything
-        if stop.is_in_vain:
+        if stop.is_in_vain or (self._is_abrupt and stop is self._everything):
             self._leave_now(number)
         stop(number)
 
