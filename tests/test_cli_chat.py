@@ -266,6 +266,24 @@ def test_the_conversation_can_be_saved_taken_back_and_loaded(server: ServerProce
     assert all(turn.answer for turn in saved.turns)
 
 
+def test_no_other_chats_file_is_overwritten_unasked(server: ServerProcess, home: Path) -> None:
+    ChatHistory("Be old.").save(home / "old.json")
+    with chat(server, home, *SHORT) as terminal:
+        ask(terminal, "first question")
+        tell(terminal, "/save old.json", "old.json: already exists, with another chat; `/save! old.json` overwrites it")
+        assert ChatHistory.load(home / "old.json").system == "Be old."
+        tell(terminal, "/save new.json", "Saved to new.json")
+        tell(terminal, "/system Be new.", "Instructions: Be new.")
+        tell(terminal, "/save", "Saved to new.json")
+        tell(terminal, "/save new.json", "Saved to new.json")
+        assert ChatHistory.load(home / "new.json").system == "Be new."
+        tell(terminal, "/save! old.json", "Saved to old.json")
+        assert [turn.question for turn in ChatHistory.load(home / "old.json").turns] == ["first question"]
+        tell(terminal, "/reset", "The conversation starts over.")
+        tell(terminal, "/save", "Saved to uma-chat-")
+        assert ChatHistory.load(home / "old.json").turns, "the new conversation has a file of its own"
+
+
 def test_a_command_typed_wrong_is_answered_with_the_nearest_unless_that_takes_something_away(
     server: ServerProcess, home: Path
 ) -> None:

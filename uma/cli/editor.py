@@ -29,7 +29,7 @@ from uma.cli.view import DROPPED, PROMPT
 
 MAX_HISTORY_BYTES = 262_144
 """Maximum size of the history file as a chat begins; a longer one loses its older half."""
-OF_FILES = frozenset({"/image", "/load", "/save"})
+OF_FILES = frozenset({"/image", "/load", "/save", "/save!"})
 """Commands of the chat that a file's name follows."""
 CTRL_D = b"\x04"
 """What the end of the input, which a terminal makes of it, is typed with."""

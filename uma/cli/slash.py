@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import attrs
 
 from uma.cli import words
-from uma.cli.conversation import ChatHistory, ChatTurn
+from uma.cli.conversation import ChatFileError, ChatHistory, ChatTurn, check_writable
 from uma.cli.pictures import ChatPicture, path_of
 from uma.cli.view import ChatView
 from uma.config import settings
@@ -62,6 +63,7 @@ def _help(chat: Talk, _: str) -> None:
 
 def _reset(chat: Talk, _: str) -> None:
     chat.conversation.reset()
+    chat.last_file = None  # it keeps what was said until now
     kept = " The instructions stay." if chat.conversation.system is not None else ""
     chat.view.tell(f"The conversation starts over.{kept}")
 
@@ -80,9 +82,13 @@ def _undo(chat: Talk, _: str) -> None:
     chat.view.tell("There is nothing to take back." if question is None else f"Taken back: {_short(question)}")
 
 
-def _save(chat: Talk, name: str) -> None:
+def _save(chat: Talk, name: str, *, replaces: bool = False) -> None:
     default = chat.last_file or Path(f"uma-chat-{datetime.now():%Y-%m-%d-%H%M%S}.json")
     path = Path(name).expanduser() if name else default
+    is_own = chat.last_file is not None and path.absolute() == chat.last_file.absolute()
+    check_writable(path)
+    if path.exists() and not (replaces or is_own):
+        raise ChatFileError(f"{path}: already exists, with another chat; `/save! {path}` overwrites it")
     chat.conversation.save(path)
     chat.last_file = path
     chat.view.tell(f"Saved to {path}")
@@ -229,7 +235,8 @@ COMMANDS: dict[str, SlashCommand] = {
         "show or set temperature, top_p, max_tokens, seed …; /temperature VALUE too",
         _set,
     ),
-    "/save": SlashCommand("[FILE]", "write the conversation to a file", _save),
+    "/save": SlashCommand("[FILE]", "write the conversation to a file; without a name, to its own", _save),
+    "/save!": SlashCommand("FILE", "write it over a file that has another chat", partial(_save, replaces=True)),
     "/load": SlashCommand("FILE", "go on with a conversation from a file", _load),
     "/stats": SlashCommand("", "how fast the last answer was, and how full the context is", _stats),
     "/switch": SlashCommand(
@@ -241,7 +248,7 @@ COMMANDS: dict[str, SlashCommand] = {
 """The chat's commands, by name."""
 ALIASES = {"/bye": "/quit", "/exit": "/quit", "/clear": "/reset", "/regenerate": "/retry", "/info": "/model"}
 """Names that other chats have for these commands."""
-DESTRUCTIVE = frozenset({"/reset", "/undo", "/quit", "/retry"})
+DESTRUCTIVE = frozenset({"/reset", "/undo", "/quit", "/retry", "/save!"})
 """Commands that take something away: none of them is guessed for a word that is not known."""
 FAREWELLS = frozenset({"exit", "quit", "bye"})
 """Words that, alone on a line of a terminal, leave the chat instead of going to the model."""
