@@ -26,6 +26,7 @@ from uma import Engine
 from uma.http import batch_queue, batches, files
 from uma.jobs import JobChanged, Results
 from uma.jobs.store import JobFolder, Store
+from uma.kept import KeptFault
 
 ENDLESS = [line(number, max_tokens=12, ignore_eos=True) for number in range(3_000)]
 
@@ -210,6 +211,26 @@ def test_a_full_disk_is_told_as_such(tiny: Path, tmp_path: Path, monkeypatch: py
             client.files.create(file=("a", b"{}"), purpose="batch")
         assert told.value.status_code == 503
         assert [each.name for each in (tmp_path / "jobs" / "files").iterdir()] == [kept.id]
+
+
+@pytest.mark.parametrize("name", ["index.sqlite3", "responses.db"])
+def test_a_damaged_index_or_file_of_responses_costs_itself_alone_and_stays_open_nowhere(
+    tmp_path: Path, name: str
+) -> None:
+    damaged, errors = tmp_path / name, list[Exception]()
+    with closing(Store(tmp_path)) as store:
+        assert store.responses.chain("resp_1", "") == []
+    damaged.write_bytes(b"no database " * 1_000)
+    for _ in range(3):
+        try:
+            with closing(Store(tmp_path)) as store:
+                assert store.files("", 10) == ([], False)
+                store.responses.chain("resp_1", "")
+        except (sqlite3.Error, KeptFault) as error:
+            errors.append(error)  # with all that its traceback holds
+    assert [type(error) for error in errors] == [KeptFault if name == "responses.db" else sqlite3.DatabaseError] * 3
+    is_open = [fd.resolve().is_relative_to(tmp_path.resolve()) for fd in Path("/dev/fd").iterdir()]
+    assert not any(is_open)
 
 
 def test_results_that_are_open_only_after_the_server_s_end_are_closed_again(

@@ -338,7 +338,7 @@ def card_of(models: Models, model: ListedModel) -> ServerInfo:
     if model.info is not None:
         return model.info
     general, n_ctx = models.info, model.context_length
-    able = attrs.evolve(general.capabilities, vision=model.vision)
+    able = attrs.evolve(general.capabilities, vision=model.vision, chat=not model.is_base)
     model_info = attrs.evolve(
         general.model,
         name=model.name,
