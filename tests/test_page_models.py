@@ -125,6 +125,19 @@ def test_a_conversation_keeps_the_model_that_it_began_with(here: Visitor) -> Non
     assert violations(page) == []
 
 
+def test_a_base_model_is_told_before_it_is_loaded(here: Visitor) -> None:
+    page = here.visit().page
+    expect(page.locator("#model")).to_have_text("alpha")
+    expect(page.locator("#base")).to_be_hidden()
+    page.evaluate("localStorage.setItem('uma.model', 'huge')")  # as one that was chosen last
+    here.visit()
+    expect(page.locator("#model")).to_have_text("huge")
+    expect(page.locator("#base")).to_contain_text("it continues your text instead of answering it")
+    expect(page.get_by_role("heading", name="How does the text begin?")).to_be_visible()
+    choose(page, "alpha")
+    expect(page.locator("#base")).to_be_hidden()
+
+
 def test_a_model_that_is_gone_is_told_and_another_one_goes_on(here: Visitor) -> None:
     page = here.visit().page
     choose(page, "beta")
