@@ -377,6 +377,27 @@ def test_calls_of_tools_are_imported_as_folded_blocks_with_the_tools_names(here:
     expect(page.locator("article.assistant .blocks").last).to_have_text("It is 56.")
 
 
+def test_notices_of_one_topic_take_each_others_place_and_can_be_closed(here: Visitor) -> None:
+    page = here.visit().page
+    toast = page.locator(".toast")
+    for text, why in (("fox", "The file is not JSON."), ("fox", "The file is not JSON."), ("{}", "It must be")):
+        choose_text(page, text)
+        expect(toast).to_have_count(1)
+        expect(toast).to_contain_text(f"Nothing was imported from given.json. {why}")
+    assert violations(page) == []
+    toast.get_by_role("button", name="Close the notice").click()
+    expect(toast).to_have_count(0)
+    choose_text(page, "fox")
+    expect(toast).to_have_count(1)
+    choose_file(page, conversation(question("a"), answer("b", "a")))
+    expect(toast).to_have_text(["1 conversation imported."])
+    page.locator("#attach-file").set_input_files(payload("a.bin", "\0" * 9))
+    expect(toast.last).to_contain_text("Not attached: a.bin.")
+    page.locator("#attach-file").set_input_files(payload("a.txt", "a fox"))
+    expect(page.locator("#attached")).to_contain_text("a.txt")
+    expect(toast.filter(has_text="Not attached")).to_have_count(0)
+
+
 def test_figures_that_are_none_are_left_out_with_a_word(here: Visitor) -> None:
     page = here.visit().page
     for number, done in enumerate(NO_FIGURES):

@@ -2,7 +2,7 @@
 
 import { showFiles } from "./attachments.js";
 import { readFile, Unreadable } from "./documents.js";
-import { announce, byId, copyOf, DOUBLE_CLICK_MS, h, icon, number, rebuild, toast } from "./dom.js";
+import { announce, byId, clearToasts, copyOf, DOUBLE_CLICK_MS, h, icon, number, rebuild, toast } from "./dom.js";
 import { Drafts, joined } from "./drafts.js";
 import { isPicture, pictureOf } from "./pictures.js";
 
@@ -260,6 +260,7 @@ export class Composer {
     /** @type {Set<string>} */
     const reasons = new Set();
     const home = this.files; // another conversation can be shown before all are read
+    clearToasts("attach");
     for (const file of files) {
       this.reading++;
       this.list.hidden = false;
@@ -277,8 +278,7 @@ export class Composer {
       this.showFiles();
     }
     this.count();
-    if (refused.length)
-      toast(`Not attached: ${named(refused)}. ${[...reasons].join(" ")}`, { label: "Close", run: () => {} });
+    if (refused.length) toast(`Not attached: ${named(refused)}. ${[...reasons].join(" ")}`, undefined, "attach");
     this.showFiles();
     this.input.focus();
   }

@@ -115,6 +115,8 @@ export function arrange(part, children) {
 }
 
 const SAID_FOR_MS = 30_000;
+/** A notice stays for as long as it takes to be read. */
+const READ_CHAR_MS = 80;
 
 /** Have screen readers say something, after what they have not said yet. @param {string} text */
 export function announce(text) {
@@ -125,13 +127,14 @@ export function announce(text) {
 
 /**
  * A short notice below what is shown, with a place of its own, so that it lies on no words and on no button; with at
- * most one thing to do about it.
+ * most one thing to do about it. It takes the place of an earlier one of its topic.
  *
  * @param {string} text
  * @param {{label: string, run: () => void}} [action]
  */
-export function toast(text, action) {
-  const box = h("div", { class: "toast", "data-action": action?.label }, h("span", {}, text));
+export function toast(text, action, topic = text) {
+  clearToasts(topic);
+  const box = h("div", { class: "toast", "data-action": action?.label, "data-topic": topic }, h("span", {}, text));
   const close = () => box.remove();
   if (action) {
     const run = () => {
@@ -140,14 +143,15 @@ export function toast(text, action) {
     };
     box.append(h("button", { type: "button", class: "link-button", onclick: run }, action.label));
   }
+  box.append(iconButton("x", "Close the notice", close, "small"));
   byId(byId("live-view", HTMLElement).hidden ? "toasts" : "live-toasts", HTMLElement).append(box);
-  setTimeout(close, action ? 10_000 : 5_000);
-  return close;
+  setTimeout(close, Math.max(action ? 10_000 : 5_000, READ_CHAR_MS * text.length));
 }
 
-/** Take away the notices of what was shown before, but for what can still be undone. */
-export function clearToasts() {
-  for (const each of document.querySelectorAll('.toast:not([data-action="Undo"])')) each.remove();
+/** Take away the notices of a topic, or those of what was shown before, but for what can still be undone. @param {string} [topic] */
+export function clearToasts(topic) {
+  const which = topic ? `[data-topic="${CSS.escape(topic)}"]` : ':not([data-action="Undo"])';
+  for (const each of document.querySelectorAll(`.toast${which}`)) each.remove();
 }
 
 /** Copy to the clipboard, and show on the button that it happened. @param {HTMLElement} button @param {string} text */

@@ -329,20 +329,19 @@ async function importFile() {
   } catch (error) {
     if (!(error instanceof ImportError || error instanceof DOMException)) throw error;
     const why = error instanceof ImportError ? error.message : "The browser could not read the file: choose it again.";
-    toast(`Nothing was imported from ${file.name}. ${why}`, { label: "Close", run() {} });
-    return;
+    return toast(`Nothing was imported from ${file.name}. ${why}`, undefined, "import");
   }
   const { dropped } = found;
   const known = new Set(chat.conversations.map(signature));
   const conversations = found.conversations.filter((each) => !known.has(signature(each)));
   const twice = found.conversations.length - conversations.length;
   const left = twice ? ` ${number(twice)} ${twice === 1 ? "is" : "are"} here already.` : "";
-  if (!conversations.length) return toast(`Nothing was imported from ${file.name}.${left}`);
+  if (!conversations.length) return toast(`Nothing was imported from ${file.name}.${left}`, undefined, "import");
   chat.addAll(conversations);
   go(`#c/${conversations[0].id}`);
   const count = conversations.length === 1 ? "1 conversation" : `${number(conversations.length)} conversations`;
   const loss = dropped.length ? ` Left out, as it cannot be used here: ${dropped.join(", ")}.` : "";
-  toast(`${count} imported.${left}${loss}`);
+  toast(`${count} imported.${left}${loss}`, undefined, "import");
 }
 
 /** Equal for the same conversation, whatever its ids. @param {Conversation} conversation */

@@ -66,19 +66,19 @@ export class Picker {
   /** @param {string} name */
   async pull(name) {
     this.pulls.set(name, 0);
-    const close = toast(`Pulling ${name} …`);
+    const tell = (/** @type {string} */ words) => toast(words, undefined, `pull ${name}`);
+    tell(`Pulling ${name} …`);
     try {
       for await (const { error, total, completed } of lines("api/pull", { model: name })) {
         if (error) throw new ApiError(0, { code: "pull", message: error });
         if (total) this.pulls.set(name, Math.floor((100 * completed) / total));
         this.does.changed();
       }
-      toast(`${name} is ready: choose it in the list of models.`);
+      tell(`${name} is ready: choose it in the list of models.`);
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
-      toast(`${name} could not be pulled. ${error.message}`, { label: "Close", run: () => {} });
+      tell(`${name} could not be pulled. ${error.message}`);
     } finally {
-      close();
       this.pulls.delete(name);
       this.does.changed();
     }
