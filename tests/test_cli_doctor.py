@@ -24,7 +24,7 @@ from uma.config import RuntimeConfig
 from uma.engine import sizing
 from uma.llama import backend, devices, extra_buffers, library, pages
 from uma.net.controls import TABLE
-from uma.supervisor.estimate import planned_bytes
+from uma.supervisor.estimate import planned_memory
 
 Capsys = pytest.CaptureFixture[str]
 
@@ -163,8 +163,8 @@ def test_a_projector_is_counted_where_memory_is_planned(capsys: Capsys, tmp_path
     path = write_seeing_model(tmp_path / "model.gguf", "llava")
     (tmp_path / "elsewhere").mkdir()
     projector = write_projector(tmp_path / "elsewhere" / "mmproj.gguf")
-    plain = planned_bytes(path, RuntimeConfig())
-    assert planned_bytes(path, RuntimeConfig(mmproj=str(projector))) == plain + projector.stat().st_size
+    plain = planned_memory(path, RuntimeConfig())[0]
+    assert planned_memory(path, RuntimeConfig(mmproj=str(projector)))[0] == plain + projector.stat().st_size
     named = ("--model", str(path), "--mmproj", str(projector))
     assert re.search(r"the model has [\d.]+ kB, its projector [\d.]+ kB", run(capsys, *named)[1]["memory"]["finding"])
     assert "projector" not in run(capsys, *named[:3], "off")[1]["memory"]["finding"]

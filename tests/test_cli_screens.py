@@ -49,7 +49,7 @@ def models() -> None:
 
 def servers() -> None:
     socket = "/run/user/1000/uma/uma.sock"
-    too_large = "it takes about 20,980 MiB, and all models together can have 8,192 MiB (--memory)"
+    too_large = "it takes about 22 GB, and all models together can have 8.59 GB (--memory)"
     several = (
         ListedModel(
             "qwen2.5-coder-0.5b-instruct-q4_k_m",
@@ -70,7 +70,15 @@ def servers() -> None:
     )
     show_servers(
         [
-            Running(31914, socket, "3 models", 2, datetime(2026, 1, 31, 12, tzinfo=UTC), models=several),
+            Running(
+                31914,
+                socket,
+                "3 models",
+                2,
+                datetime(2026, 1, 31, 12, tzinfo=UTC),
+                models=several,
+                memory_budget_bytes=8192 * 2**20,
+            ),
             Running(8, "/tmp/loading/uma.sock", loading_percent=99),
         ]
     )

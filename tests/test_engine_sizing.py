@@ -116,7 +116,7 @@ async def test_a_model_that_just_fits_into_its_container_starts_and_says_why_it_
     async with open_engine(fitting(spare_mib)) as engine:
         assert engine.snapshot()["kv_cells_total"] == tokens
         assert len((await answer(engine, ask(max_tokens=4))).tokens) == 4
-    assert (f"{TOO_FEW}: beside the weights 4 MiB" in caplog.text) == (TOO_FEW in caplog.text) == is_told
+    assert (f"{TOO_FEW}: beside the weights 4.19 MB" in caplog.text) == (TOO_FEW in caplog.text) == is_told
 
 
 async def test_a_model_beside_which_no_context_fits_is_refused_with_what_there_is(
@@ -133,7 +133,7 @@ async def test_a_model_beside_which_no_context_fits_is_refused_with_what_there_i
         ({"n_ctx": 1_000_000_000}, "n_ctx: a context of 1,000,000,000 tokens takes"),
         ({"n_ctx": 100_000, "max_sequences": 2, "kv_unified": "off"}, "n_ctx: a context of 100,000 tokens takes"),
         ({"n_batch": 8_192, "n_ubatch": 8_192}, "n_ctx: a context of 16,384 tokens takes"),
-        ({"use_mmap": "off"}, "use_mmap: the weights of --model take 0.01 GiB, and 0.00 GiB of memory are free"),
+        ({"use_mmap": "off"}, "use_mmap: the weights of --model take 9.46 MB, and 2.12 MB of memory are free"),
         ({"use_mlock": True}, "use_mlock: the weights of --model take"),
     ],
 )

@@ -388,7 +388,7 @@ def is_running(pid: int) -> bool:
         (("alpha,bet,omega",), "omega: model not found, and no such file"),
         (
             ("all", "--memory", "10"),
-            r"memory: \w+ takes about \d+ MiB, and all .* can have 10 MiB \(--memory\), and it is the smallest",
+            r"\w+ takes about [\d.]+ MB, .* have 10\.5 MB \(--memory\); --memory \d+ is enough; it is the smallest",
         ),
     ],
 )
@@ -431,7 +431,7 @@ def test_a_model_whose_context_no_memory_holds_evicts_no_other_and_is_refused_by
 ) -> None:
     wide = write_large_cells(tmp_path / "wide.gguf", layers=32, kv_heads=8)
     server = serve_models("--models", f"alpha,{wide}", "--memory", "120")
-    server.process.log.wait_for('event=model.too_large reason="wide does not fit: all models together can have 120 MiB')
+    server.process.log.wait_for('event=model.too_large reason="wide does not fit: all models together can have 126 MB')
     assert complete(server, "alpha").status == 200
     for _ in range(2):
         refused = complete(server, "wide")
@@ -447,7 +447,7 @@ def test_a_model_that_can_never_fit_is_told_at_the_start_and_refused_with_what_i
     large = write_model(tmp_path / "large.gguf", feed_forward=40_000)
     server = serve_models("--models", f"alpha,{large}", "--memory", "100", "--n-ctx", "512")
     server.process.log.wait_for('event=model.too_large reason="large takes about 1')
-    told = r"large takes about 1\d\d MiB, and all models together can have 100 MiB \(--memory\)"
+    told = r"large takes about 1\d\d MB, and all models together can have 105 MB \(--memory\); --memory \d+ is enough"
     listed = {each["id"]: each for each in server.ask("GET", "/v1/models").json["data"]}
     assert [listed[name]["meta"]["fits"] for name in ("alpha", "large")] == [True, False]
     assert re.search(told, listed["large"]["status"]["message"])

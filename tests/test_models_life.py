@@ -5,6 +5,7 @@ with the processes of real models and a clock that stands still.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -21,9 +22,9 @@ from projectors import write_projector
 from several import GREEDY, NAMES, PROMPT, children, taken_bytes
 
 from harness import PATIENCE_SEC, short_directory
-from models import write_model
+from models import write_large_cells, write_model
 from uma.config import ModelSettings, RuntimeConfig
-from uma.errors import BadRequest, InternalError, UnknownModel
+from uma.errors import BadRequest, ConfigError, InternalError, UnknownModel
 from uma.models.shelf import Shelf
 from uma.supervisor import LoadedModels, child, open_models
 from uma.supervisor.models import IDLE_UNLOAD, MEASURE_SEC, RESCAN_SEC
@@ -50,6 +51,23 @@ async def until(is_so: Callable[[], Any]) -> None:
     while not is_so():
         assert time.monotonic() < give_up
         await trio.testing.wait_all_tasks_blocked(0.01)
+
+
+async def test_a_model_that_does_not_fit_does_so_with_the_context_or_the_memory_that_its_refusal_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide = write_large_cells(tmp_path / "wide.gguf", layers=32, kv_heads=8)
+    settings = {"models": str(wide), "memory": 300, "n_ctx": 4096}
+    with pytest.raises(ConfigError, match=r"of it for a context of 4,096 tokens, and all models together") as refused:
+        async with opened(tmp_path, monkeypatch, **settings):
+            pass
+    advice = re.search(r"; --n-ctx (\d+) or --memory (\d+) is enough;", refused.value.message)
+    assert advice is not None
+    for name, enough in zip(("n_ctx", "memory"), map(int, advice.groups()), strict=True):
+        async with opened(tmp_path, monkeypatch, **settings | {name: enough}) as models:
+            assert models.find("wide").fits
+            budget_bytes = (await models.metrics())["memory_budget_bytes"]
+            assert budget_bytes == (enough if name == "memory" else 300) * 2**20
 
 
 async def test_a_frame_can_hold_pictures_where_a_model_of_them_sees(
@@ -177,7 +195,7 @@ async def test_a_pinned_model_whose_process_has_ended_is_loaded_again_by_itself(
         os.kill(new().pop(), signal.SIGKILL)
         await until(lambda: models.find("alpha").retry_in_sec == 2)
         mock_clock.jump(2)
-        await until(lambda: "all models together can have 0 MiB" in models.find("alpha").failure)
+        await until(lambda: "all models together can have 1 B" in models.find("alpha").failure)
         assert models.find("alpha").retry_in_sec == 4
         monkeypatch.setattr(models, "budget_bytes", budget_bytes)
         mock_clock.jump(4)

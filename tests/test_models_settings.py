@@ -14,7 +14,7 @@ from uma.errors import ConfigError, ModelError, ModelUnusable, UnknownModel
 from uma.llama.builtin import builtin_path
 from uma.models.shelf import Shelf
 from uma.supervisor.child import child_config
-from uma.supervisor.estimate import planned_bytes
+from uma.supervisor.estimate import planned_memory
 
 FILE = """
 n_ctx = 1024
@@ -123,6 +123,6 @@ def test_a_model_s_context_is_planned_as_large_as_all_models_can_have(
 ) -> None:
     path = write_large_cells(tmp_path / "large.gguf", layers=32, kv_heads=8)
     config = child_config(RuntimeConfig(memory=memory_mib), str(path), memory_mib * 2**20)
-    planned_mib = planned_bytes(path, config) / 2**20 + config.cache_ram_mb
+    planned_mib = planned_memory(path, config)[0] / 2**20 + config.cache_ram_mb
     assert memory_mib / 2 < planned_mib <= memory_mib
     assert not caplog.records  # the process that makes the context warns of it

@@ -66,9 +66,9 @@ def test_little_memory_of_the_machine_or_of_a_group_is_told(tmp_path: Path) -> N
     bounded(tmp_path, limit=1_000_000_000, used=900_000_000)
     assert pressure.reason(2.0) == ""
     bounded(tmp_path, limit=1_000_000_000, used=980_000_000)
-    assert pressure.reason(3.0) == "the control group /small has 19 MiB of memory left"
+    assert pressure.reason(3.0) == "the control group /small has 20 MB of memory left"
     machine(tmp_path, left_mib=99)
-    assert pressure.reason(4.0) == "the machine has 99 MiB of memory left"
+    assert pressure.reason(4.0) == "the machine has 104 MB of memory left"
 
 
 def test_tasks_that_wait_for_memory_are_told_by_what_passed_since_the_last_look(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ async def test_idle_models_leave_the_largest_first_and_one_that_is_used_goes_on(
             machine(tmp_path, left_mib=50)
             mock_clock.jump(YIELD_SEC)
             await until(lambda: models.find("gamma-one").state == "unloaded")
-            assert models.find("gamma-one").yielded == "left, as the machine has 50 MiB of memory left"
+            assert models.find("gamma-one").yielded == "left, as the machine has 52.4 MB of memory left"
             for _ in range(3):
                 mock_clock.jump(YIELD_SEC)
                 assert isinstance(await anext(stream), Token)
@@ -157,7 +157,7 @@ async def test_where_no_model_can_leave_kept_prefixes_do_and_why_is_told_as_long
         machine(tmp_path, left_mib=50)
         await until_kept(0, YIELD_SEC)
         assert models.find("alpha").state == "loaded"
-        assert models.find("alpha").yielded == "dropped prefixes, as the machine has 50 MiB of memory left"
+        assert models.find("alpha").yielded == "dropped prefixes, as the machine has 52.4 MB of memory left"
         machine(tmp_path, left_mib=800)
         mock_clock.jump(YIELD_SEC)
         await until(lambda: models.find("alpha").yielded == "")
@@ -188,7 +188,7 @@ async def test_idle_models_leave_a_gpu_that_another_program_needs(
         free_bytes["alpha"] = 100 * MIB
         mock_clock.jump(YIELD_SEC)
         await until(lambda: models.find("alpha").state == "unloaded")
-        assert models.find("alpha").yielded == "left, as a GPU has 100 MiB of memory left"
+        assert models.find("alpha").yielded == "left, as a GPU has 105 MB of memory left"
 
 
 @pytest.fixture

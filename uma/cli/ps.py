@@ -16,7 +16,7 @@ from uma.cli import say, words
 from uma.cli.listening import listening_sockets
 from uma.cli.options import load_settings
 from uma.cli.sanitize import json_text, sanitize_line
-from uma.cli.table import NOTE, print_table
+from uma.cli.table import NOTE, print_table, print_wrapped
 from uma.cli.trio_run import Interrupts, run
 from uma.client import connect, dialled
 from uma.config import Loaded
@@ -50,6 +50,8 @@ class Running:
     """How long it computes nothing yet."""
     models: Sequence[ListedModel] = ()
     """Models of a server that has several."""
+    memory_budget_bytes: int | None = None
+    """What these can take together (`--memory`)."""
 
 
 def main(options: argparse.Namespace) -> int:
@@ -74,7 +76,10 @@ def show_servers(found: Sequence[Running]) -> None:
     print_table(COLUMNS, [_row(server) for server in found], spare=("since", "sessions"), key="model")
     for server in found:
         if server.models:
-            print(f"\nmodels of {sanitize_line(server.socket)}")
+            budget = server.memory_budget_bytes
+            most = f": {words.size(budget)} together at most (--memory)" if budget else ""
+            print()
+            print_wrapped(f"models of {sanitize_line(server.socket)}{most}")
             print_table(MODEL_COLUMNS, [_model_row(model) for model in server.models], spare=("at most",))
 
 
@@ -125,6 +130,7 @@ async def _ask(path: Path) -> Running:
             socket=str(path),
             paused_sec=metrics.get("paused_sec", 0),
             models=models,
+            memory_budget_bytes=metrics.get("memory_budget_bytes"),
         )
 
 

@@ -96,7 +96,7 @@ def announce(loaded: Loaded, info: ServerInfo, url: str = "") -> None:
 
 def _several(config: RuntimeConfig, info: ServerInfo) -> list[str]:
     folder = config.prefix_folder
-    kept = f"cache   {folder}, {config.cache_disk_mb:,} MiB at most; `--cache-dir ''` keeps none"
+    kept = f"cache   {folder}, {words.size(config.cache_disk_mb * 2**20)} at most; `--cache-dir ''` keeps none"
     first, *others = info.models
     return [
         f"models  {words.names([f'{first} (default)', *others])}",

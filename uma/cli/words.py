@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from uma import figures
 from uma.config import Loaded, RuntimeConfig
 from uma.models.names import with_each
 from uma.types import Finished, Logprobs, MemoryPlan, ModelInfo, ServerInfo
@@ -18,28 +19,7 @@ LANES = {1: "interactive", 0: "normal", -1: "background"}
 MOST_NAMED = 8
 """Maximum of models that one line names."""
 
-
-def size(n_bytes: int) -> str:
-    """`4.1 MB`."""
-    return _scaled(n_bytes, (" B", " kB", " MB", " GB", " TB"))
-
-
-def count(number: int) -> str:
-    """`7.2 B` for parameters: thousands, millions, billions by letter."""
-    return _scaled(number, ("", " K", " M", " B", " T"))
-
-
-def _scaled(number: float, units: tuple[str, ...]) -> str:
-    for unit in units[:-1]:
-        if number < 999.5:
-            return figure(number) + unit if unit != units[0] else f"{number:.0f}{unit}"
-        number /= 1000
-    return figure(number) + units[-1]
-
-
-def figure(number: float) -> str:
-    """Three digits that count, and never fewer than there are before the point: `0.0123`, `41.2`, `2,110`."""
-    return f"{number:,.0f}" if abs(number) >= 99.95 else f"{number:.3g}"
+size, count, figure = figures.size, figures.count, figures.figure
 
 
 def names(models: Sequence[str]) -> str:

@@ -17,6 +17,7 @@ from uma import cgroup
 from uma.config import RuntimeConfig, Speculate, Toggle
 from uma.engine.policy.cost import SIZES
 from uma.errors import ConfigError
+from uma.figures import size
 from uma.llama import backend, devices, pages
 from uma.llama.context import ROLLED_BACK, ROUNDED_TOKENS, Context, ContextParams
 from uma.llama.devices import Device
@@ -244,10 +245,10 @@ class _Pool:
         tokens = tokens // ROUNDED_TOKENS * ROUNDED_TOKENS
         if tokens < least // ROUNDED_TOKENS * ROUNDED_TOKENS:
             _log.warning(
-                "the context has %s tokens, less than %d conversations of %s: beside the weights %s MiB of memory are "
+                "the context has %s tokens, less than %d conversations of %s: beside the weights %s of memory are "
                 "free and a token takes %s bytes; a smaller --cache-type-k and --cache-type-v hold more",
                 f"{tokens:,}", RULES.conversations, f"{least // RULES.conversations:,}",
-                f"{self.free_bytes // 2**20:,}", f"{cell_bytes:,}",
+                size(self.free_bytes), f"{cell_bytes:,}",
             )  # fmt: skip
         return tokens
 
@@ -263,17 +264,17 @@ def _streams(shape: Shape, config: RuntimeConfig, free_bytes: int) -> int:
     affordable = free_bytes // RULES.pool_share // shape.state_bytes
     if affordable < 1:
         raise ConfigError(
-            f"model: beside the weights {free_bytes // 2**20:,} MiB of memory are free, and a sequence's state alone "
-            f"takes {shape.state_bytes / 2**20:,.0f} MiB; use a smaller model"
+            f"model: beside the weights {size(free_bytes)} of memory are free, and a sequence's state alone "
+            f"takes {size(shape.state_bytes)}; use a smaller model"
         )
     if not config.max_sequences:
         states = 1 + RULES.least_rolled_back if _wants_rolled_back(shape, config) else 1
         wanted = min(wanted, max(RULES.least_states, _modest_bytes(shape) // (states * shape.state_bytes)))
     if affordable < min(most, wanted):
         _log.warning(
-            "--max-sequences is %s, and not %s: a sequence's state takes %.1f MiB, and beside the weights %s MiB of "
+            "--max-sequences is %s, and not %s: a sequence's state takes %s, and beside the weights %s of "
             "memory are free",
-            f"{affordable:,}", f"{min(most, wanted):,}", shape.state_bytes / 2**20, f"{free_bytes // 2**20:,}",
+            f"{affordable:,}", f"{min(most, wanted):,}", size(shape.state_bytes), size(free_bytes),
         )  # fmt: skip
     return min(wanted, affordable)
 
@@ -337,8 +338,8 @@ def _check_fits(shape: Shape, config: RuntimeConfig, params: ContextParams) -> N
     other_bytes = needed_bytes - params.cells * cell_bytes  # small windows, too
     most = max(0, free_bytes - other_bytes) // cell_bytes // ROUNDED_TOKENS * ROUNDED_TOKENS
     raise ConfigError(
-        f"n_ctx: a context of {params.n_ctx:,} tokens takes {needed_bytes / 2**30:,.2f} GiB of memory, {cell_bytes:,} "
-        f"bytes a token with --n-ubatch {params.n_ubatch}, and {max(0, free_bytes) / 2**30:,.2f} GiB are free, which "
+        f"n_ctx: a context of {params.n_ctx:,} tokens takes {size(needed_bytes)} of memory, {cell_bytes:,} "
+        f"bytes a token with --n-ubatch {params.n_ubatch}, and {size(max(0, free_bytes))} are free, which "
         f"{most:,} tokens fit into; use a smaller --n-ctx, --n-ubatch, or --cache-type-k and --cache-type-v"
     )
 
@@ -405,13 +406,13 @@ def reproducible_params(shape: Shape, config: RuntimeConfig, n_ctx: int, free_by
     """
     has_choice = config.flash_attn == "auto" and config.cache_type_v in ("f32", "f16", "bf16")
     flash_attn: Toggle = "off" if has_choice else config.flash_attn
-    size = RULES.reproducible_batch
-    params = attrs.evolve(_generating(config), n_ctx=n_ctx, n_batch=size, n_ubatch=size, flash_attn=flash_attn)
+    batch = RULES.reproducible_batch
+    params = attrs.evolve(_generating(config), n_ctx=n_ctx, n_batch=batch, n_ubatch=batch, flash_attn=flash_attn)
     needed_bytes = n_ctx * (_cell_bytes(shape, config) + _work_bytes(shape, params)) + shape.state_bytes
     if needed_bytes > free_bytes // 2:
         raise ConfigError(
-            f"it takes {needed_bytes / 2**20:,.0f} MiB for {n_ctx:,} tokens, and half of the memory that is left are "
-            f"{free_bytes // 2 / 2**20:,.0f} MiB"
+            f"it takes {size(needed_bytes)} for {n_ctx:,} tokens, and half of the memory that is left are "
+            f"{size(free_bytes // 2)}"
         )
     return params
 
@@ -480,7 +481,7 @@ def why_no_drafts(context: Context, config: RuntimeConfig) -> str | None:
         if shape.architecture in ROLLED_BACK:
             return (
                 f"for {context.n_sequences:,} sequences memory does not hold a state for each token of a draft "
-                f"({shape.state_bytes / 2**20:,.1f} MiB each); with a smaller --max-sequences it can"
+                f"({size(shape.state_bytes)} each); with a smaller --max-sequences it can"
             )
         return f"a {shape.memory} model's state cannot be cut behind the tokens of a draft that held"
     return None
@@ -607,7 +608,7 @@ def check_weights(size_bytes: int, config: RuntimeConfig, name: str) -> None:
     if is_kept and not _computes_on_gpu(config) and size_bytes > (free_bytes := free_memory_bytes()):
         setting = "use_mlock" if config.use_mlock else "use_mmap"
         raise ConfigError(
-            f"{setting}: the weights of --{name} take {size_bytes / 2**30:,.2f} GiB, and {free_bytes / 2**30:,.2f} GiB "
+            f"{setting}: the weights of --{name} take {size(size_bytes)}, and {size(free_bytes)} "
             "of memory are free; leave them mapped (--use-mmap on, no --use-mlock), or use a smaller model"
         )
 

@@ -12,6 +12,7 @@ from uma.errors import ConfigError, UmaError
 from uma.llama import header
 from uma.models import projectors
 from uma.net.logfmt import unlogged
+from uma.types import MemoryPlan
 
 ROUGH_SHARE = 4
 """Divisor of the weights for the context, where that is not known."""
@@ -27,9 +28,9 @@ def most_weights_bytes(budget_bytes: int) -> int:
     return max(0, budget_bytes - RULES.process_bytes) * ROUGH_SHARE // (ROUGH_SHARE + 1)
 
 
-def planned_bytes(path: Path, config: RuntimeConfig) -> int:
-    """The memory of a process with these settings and the model of this file. Raises `ConfigError` where its context
-    does not fit, as the process would. Any thread.
+def planned_memory(path: Path, config: RuntimeConfig) -> tuple[int, MemoryPlan | None]:
+    """Bytes of a process with these settings and the model of this file, and its context where that is known. Raises
+    `ConfigError` where its context does not fit, as the process would. Any thread.
     """
     try:
         parts = header.read_parts(path)
@@ -43,5 +44,7 @@ def planned_bytes(path: Path, config: RuntimeConfig) -> int:
     except ConfigError:
         raise
     except (UmaError, OSError):  # loading it says what is wrong
-        return rough_bytes(path.stat().st_size if os.path.isfile(path) else 0)
-    return size_bytes + plan.kv_bytes + plan.state_bytes + beside_bytes if plan else rough_bytes(size_bytes)
+        return rough_bytes(path.stat().st_size if os.path.isfile(path) else 0), None
+    if plan is None:
+        return rough_bytes(size_bytes), None
+    return size_bytes + plan.kv_bytes + plan.state_bytes + beside_bytes, plan

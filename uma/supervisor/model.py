@@ -28,6 +28,7 @@ from uma.types import (
     EventStream,
     Explained,
     Health,
+    MemoryPlan,
     ModelState,
     Ranking,
     Request,
@@ -128,6 +129,8 @@ class ServedModel:
     measured_at: float = 0.0
     planned_bytes: int = 0
     """What it will take by its header; 0: that was not read, or no memory holds it."""
+    context: MemoryPlan | None = None
+    """What its context takes of that, where it is known."""
     objection: str = ""
     """Why it cannot be loaded, by its header or by its last load, for which nothing leaves again; empty: it can."""
     used_at: float = 0.0

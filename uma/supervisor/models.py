@@ -33,14 +33,16 @@ from uma.errors import (
     UmaError,
     UnknownModel,
 )
+from uma.figures import size
+from uma.llama.context import ROUNDED_TOKENS
 from uma.metrics import EngineMetrics, kind_of
 from uma.models.catalog import ModelFile
 from uma.models.shelf import Shelf
 from uma.net.file_watch import state_of
 from uma.net.logfmt import log
 from uma.supervisor.backoff import Failures
-from uma.supervisor.child import child_config, running, taken_bytes
-from uma.supervisor.estimate import most_weights_bytes, planned_bytes
+from uma.supervisor.child import CACHE_SHARE, child_config, running, taken_bytes
+from uma.supervisor.estimate import most_weights_bytes, planned_memory
 from uma.supervisor.files import HubDownload, removal_of, remove
 from uma.supervisor.model import LOOK_SEC, MOST_MODELS, STANDSTILL_SEC, LoadedModel, ModelLoad, ServedModel
 from uma.supervisor.pressure import Pressure
@@ -305,7 +307,7 @@ class LoadedModels(Models):
         for metrics in (self._gone, *(model.metrics for model in self._known.values())):
             _add(total, metrics)
         asked = total["cache_hits"] + total["cache_misses"]
-        total["paused_sec"] = round(self._paused_sec, 3)
+        total["paused_sec"], total["memory_budget_bytes"] = round(self._paused_sec, 3), self.budget_bytes
         total["cache_hit_rate"] = round(total["cache_hits"] / max(1, asked), 4)
         return total
 
@@ -470,7 +472,7 @@ class LoadedModels(Models):
             elif self.config.models == ALL_MODELS:
                 return
         if len(too_large) == len(self.shelf.files):
-            raise ConfigError(f"memory: {too_large[0]}, and it is the smallest; --memory gives them more")
+            raise ConfigError(f"memory: {too_large[0]}; it is the smallest")
         for reason in too_large:
             log(_log, logging.WARNING, "model.too_large", reason=reason)
 
@@ -478,7 +480,9 @@ class LoadedModels(Models):
         """Note what a model will take, or that no memory holds it: as its process would find, which is not begun."""
         config = self._child_config(model)
         try:
-            planned = await trio.to_thread.run_sync(planned_bytes, model.file.path, config, abandon_on_cancel=True)
+            planned, model.context = await trio.to_thread.run_sync(
+                planned_memory, model.file.path, config, abandon_on_cancel=True
+            )
         except ConfigError as error:
             has = f"{model.file.name} does not fit: {self._has()}"
             model.planned_bytes, model.objection = 0, f"{has}; {error.message}"
@@ -494,12 +498,26 @@ class LoadedModels(Models):
     def _objection(self, model: ServedModel) -> str:
         """Why no memory holds a model; empty where all models together can have as much."""
         if model.needs_bytes > self.budget_bytes:
-            return f"{model.file.name} takes about {_mib(model.needs_bytes)}, and {self._has()}"
+            return self._too_large(model, self._has(), self.budget_bytes)
         return "" if model.planned_bytes or model.size_bytes else model.objection
 
     def _has(self) -> str:
         own = "" if self.config.memory else f", which is {100 * FREE_SHARE:g} % of what is free"
-        return f"all models together can have {_mib(self.budget_bytes)} (--memory){own}"
+        return f"all models together can have {size(self.budget_bytes)} (--memory){own}"
+
+    def _too_large(self, model: ServedModel, there: str, most_bytes: int) -> str:
+        """That a model takes more than `most_bytes`, the memory that is `there`, and which settings are enough."""
+        needs_bytes, context = model.needs_bytes, model.context
+        takes = f"{model.file.name} takes about {size(needs_bytes)}"
+        missing_bytes = (needs_bytes - most_bytes) * CACHE_SHARE // (CACHE_SHARE - 1)  # prefixes take their share
+        helps = f"--memory {(self.budget_bytes + missing_bytes) // 2**20 + 2}"  # rounded up, as theirs is
+        if context is not None and context.kv_bytes:
+            left_bytes = most_bytes - needs_bytes + context.kv_bytes
+            n_ctx = context.cells * left_bytes // context.kv_bytes // ROUNDED_TOKENS * ROUNDED_TOKENS
+            if n_ctx > 0:
+                takes += f", {size(context.kv_bytes)} of it for a context of {context.cells:,} tokens"
+                helps = f"--n-ctx {n_ctx} or {helps}"
+        return f"{takes}, and {there}; {helps} is enough"
 
     def _child_config(self, model: ServedModel) -> RuntimeConfig:
         path = BUILTIN if model.file.name == BUILTIN else str(model.file.path)
@@ -515,8 +533,8 @@ class LoadedModels(Models):
 
     def _most_bytes(self) -> int:
         """What models can have together now."""
-        self._stuck = [(process, size) for process, size in self._stuck if process.poll() is None]
-        return self.budget_bytes - sum(size for _, size in self._stuck)
+        self._stuck = [(process, n_bytes) for process, n_bytes in self._stuck if process.poll() is None]
+        return self.budget_bytes - sum(n_bytes for _, n_bytes in self._stuck)
 
     def _next_load(self) -> tuple[ServedModel | None, float]:
         """The model to load now; or None, and when to look again. For the first that waits for memory others leave;
@@ -524,28 +542,28 @@ class LoadedModels(Models):
         """
         again_at, ahead_bytes, most_bytes = math.inf, 0, self._most_bytes()
         for model in list(self._asked):
-            name, size = model.file.name, model.needs_bytes
+            name, needs_bytes = model.file.name, model.needs_bytes
             if objection := self._objection(model):
                 model.objection = objection
                 self._refuse(model, objection)
                 continue
-            if size > most_bytes:
-                there = f"beside a process of another, which does not end, there are {_mib(max(0, most_bytes))}"
-                self._refuse(model, f"{name} takes about {_mib(size)}, and {there}")
+            if needs_bytes > most_bytes:
+                there = f"beside a process of another, which does not end, there are {size(max(0, most_bytes))}"
+                self._refuse(model, self._too_large(model, there, most_bytes))
                 continue
             residents = [candidate.as_resident() for candidate in self._known.values() if candidate.has_process]
             if ahead_bytes:
-                if passes(name, size, ahead_bytes, most_bytes, residents):
+                if passes(name, needs_bytes, ahead_bytes, most_bytes, residents):
                     return model, math.inf
             else:
-                step = plan(name, size, most_bytes, residents, trio.current_time())
+                step = plan(name, needs_bytes, most_bytes, residents, trio.current_time())
                 if step.loads:
                     return model, math.inf
                 if step.pinned:
                     left = most_bytes - sum(self._known[pinned_model].needs_bytes for pinned_model in step.pinned)
                     names = ", ".join(step.pinned)
-                    there = f"beside {names}, which stay, there are {_mib(max(0, left))}; unpin one"
-                    self._refuse(model, f"{name} takes about {_mib(size)}, and {there}")
+                    there = f"beside {names}, which stay, there are {size(max(0, left))}; unpin one"
+                    self._refuse(model, self._too_large(model, there, left))
                     continue
                 if step.leave and model.objection:
                     self._refuse(model, f"{model.objection}; nothing leaves for it again")
@@ -553,7 +571,7 @@ class LoadedModels(Models):
                 for leaving in step.leave:
                     self._known[leaving].leave()
                 again_at = math.inf if step.again_at is None else step.again_at
-            ahead_bytes += size
+            ahead_bytes += needs_bytes
         return None, again_at
 
     def _refuse(self, model: ServedModel, why: str) -> None:
@@ -827,7 +845,3 @@ def _with_prefixes(config: RuntimeConfig) -> RuntimeConfig:
         return attrs.evolve(config, cache_dir="")
     log(_log, logging.INFO, "cache.disk_enabled", folder=folder, most_mib=config.cache_disk_mb)
     return config
-
-
-def _mib(n_bytes: int) -> str:
-    return f"{n_bytes / 2**20:,.0f} MiB"

@@ -9,6 +9,7 @@ from pathlib import Path
 import attrs
 
 from uma import cgroup
+from uma.figures import size
 
 SCARCE = 16
 """Divisor of the memory that there is: with less than that left, of the machine or of a control group, it is scarce."""
@@ -34,7 +35,7 @@ class Pressure:
         `gpu_free_bytes` are those of the fullest GPU; 0: there is none.
         """
         if 0 < gpu_free_bytes < SCARCE_GPU_BYTES:
-            return f"a GPU has {gpu_free_bytes / 2**20:,.0f} MiB of memory left"
+            return f"a GPU has {size(gpu_free_bytes)} of memory left"
         passed_sec, self._looked_at = now - self._looked_at, now
         reasons = [*self._scarce(), *self._waits(passed_sec)]
         return reasons[0] if reasons else ""
@@ -43,11 +44,11 @@ class Pressure:
         lines = _text(self.root / "proc" / "meminfo")
         total, left = (_field(rf"^{name}: +(\d+) kB", lines) for name in ("MemTotal", "MemAvailable"))
         if left < total / SCARCE:
-            yield f"the machine has {left / 1024:,.0f} MiB of memory left"
+            yield f"the machine has {size(int(1024 * left))} of memory left"
         for group in cgroup.groups(self.root, "memory"):
             left = group.memory_left_bytes()
             if left < group.memory_limit_bytes() / SCARCE:
-                yield f"the control group {group.path} has {left / 2**20:,.0f} MiB of memory left"
+                yield f"the control group {group.path} has {size(int(left))} of memory left"
 
     def _waits(self, passed_sec: float) -> Iterator[str]:
         files = [group.folder / "memory.pressure" for group in cgroup.groups(self.root, "memory")]
