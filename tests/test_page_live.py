@@ -57,7 +57,7 @@ def frames(url: str) -> Generator[dict[str, Any], None, None]:
                 yield json.loads(line[6:])
 
 
-def ask(server: HttpServer, number: int, animal: str = "owl") -> str:
+def ask(server: HttpServer, number: int, animal: str = "owl", **more: Any) -> str:
     """One request of the storm; why it ended."""
     body = {
         "model": "any",
@@ -65,6 +65,7 @@ def ask(server: HttpServer, number: int, animal: str = "owl") -> str:
         "max_tokens": TOKENS,
         "ignore_eos": True,
         "priority": (1, 0, -1)[number % 3],
+        **more,
     }
     url, named = f"{server.url}/v1/chat/completions", {"user-agent": "storm/1.0"}
     answer = httpx.post(url, json=body, headers=named, timeout=PATIENCE_SEC).raise_for_status()
@@ -199,6 +200,18 @@ def test_a_storm_is_seen_in_the_browser(browser: Browser, narrow_server: HttpSer
     assert any(each["running"].endswith(AT_MOST) for each in shown)
     for name in ("used by requests", "cached for later prompts"):
         assert any(each["parts"][name] != "0" for each in shown), name
+
+
+def test_requests_of_one_program_are_told_apart_by_their_users(browser: Browser, narrow_server: HttpServer) -> None:
+    with visitor(browser, narrow_server.url) as one, ThreadPoolExecutor(2) as pool:
+        page = one.visit("#live").page
+        page.locator(".nothing").wait_for()
+        for number, name in enumerate(("alice", "bo\nb")):
+            pool.submit(ask, narrow_server, number, "emu", user=name, max_tokens=400)
+        lanes = page.locator(".lane")
+        expect(lanes).to_have_count(2)
+        names = sorted(lanes.locator(".lane-name").all_inner_texts())
+        assert names == ["user alice · storm/1.0", "user bob · storm/1.0"]
 
 
 def check_figures(shown: dict[str, Any], frames: list[dict[str, Any]]) -> None:

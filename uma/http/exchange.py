@@ -25,7 +25,7 @@ from uma.http.ignored import Ignored, header_value
 from uma.http.multipart import form_fields
 from uma.http.problem import BodyEncoded, BodyTimeout, BodyTooLarge, Problem, RateLimited
 from uma.net.arrivals import arrivals
-from uma.net.client import CLIENT
+from uma.net.client import CLIENT, ORIGIN, with_user
 from uma.net.inline import is_quick
 from uma.net.quota import ClientAccount
 from uma.net.throttle import ClientLines, Throttle
@@ -256,15 +256,26 @@ class Exchange:
             data = await self.body()
             self.is_quick = is_quick(data)
             if self.is_quick:
-                return _made(build, self._object(data))
+                fields = self._object(data)
+                self._note_user(fields)
+                return _made(build, fields)
 
-            def read() -> T:
+            def read() -> tuple[dict[str, Any], T]:
                 if not self.takes_form:
                     check_size(data)
-                return _made(build, self._object(data))
+                fields = self._object(data)
+                return fields, _made(build, fields)
 
             with arrivals().reading(len(data)):
-                return await trio.to_thread.run_sync(read, limiter=self.parsing, abandon_on_cancel=True)
+                fields, made = await trio.to_thread.run_sync(read, limiter=self.parsing, abandon_on_cancel=True)
+            self._note_user(fields)
+            return made
+
+    def _note_user(self, fields: dict[str, Any]) -> None:
+        """Have the origin of what this task asks for name the body's `user`."""
+        user = fields.get("user") or fields.get("safety_identifier")
+        if isinstance(user, str):
+            ORIGIN.set(with_user(ORIGIN.get(), user))
 
     def _object(self, data: bytes) -> dict[str, Any]:
         return form_fields(self.header(b"content-type"), data) if self.takes_form else _object(data)

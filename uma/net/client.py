@@ -21,7 +21,7 @@ TRACEPARENT_MEMBER = "traceparent"
 USER: ContextVar[int | None] = ContextVar("USER", default=None)
 """The user id of the process at the other end of a Unix socket; None: it has come otherwise, or is not told."""
 MAX_PROGRAM_CHARS = 40
-"""Maximum length of a program's name: what a client says of itself is shown to others."""
+"""Maximum length of a program's or user's name: what a client says of itself is shown to others."""
 
 OWNER: ContextVar[Hashable] = ContextVar("OWNER", default=None)
 """Whose the requests of a task are, and whose it can ask about; None: the server's own, which can ask about all."""
@@ -71,9 +71,18 @@ def is_loopback(host: str) -> bool:
 
 def origin(endpoint: str, holder: str | None, program: str, pid: int | None = None) -> str:
     """Value for `ORIGIN`: what is known of a request's way here, the parts apart by a middle dot."""
-    name = "".join(character for character in program if character.isprintable())[:MAX_PROGRAM_CHARS]
-    parts = (name, holder, endpoint, pid and f"pid {pid}")
+    parts = (_shown(program), holder, endpoint, pid and f"pid {pid}")
     return " · ".join(part for part in parts if part)[:MAX_ORIGIN_CHARS]
+
+
+def with_user(origin: str, user: str) -> str:
+    """An origin with the end user that the request's body names, before the endpoint."""
+    *before, endpoint = origin.split(" · ")
+    return " · ".join((*before, f"user {_shown(user)}", endpoint))
+
+
+def _shown(name: str) -> str:
+    return "".join(character for character in name if character.isprintable())[:MAX_PROGRAM_CHARS]
 
 
 def with_span(metadata: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -46,11 +46,12 @@ function isBegun(request) {
   return !isWaiting(request) || request.computed_tokens > request.cached_tokens || request.generated_tokens > 0;
 }
 
-/** What is known of a request's way here: the program and its key, its process, and the door that it came by. @param {string} origin As the server tells it: program, key, door, process. */
+/** What is known of a request's way here: the program, its key and user, its process, and the door that it came by. @param {string} origin As the server tells it: program, key, user, door, process. */
 function wayOf(origin) {
   const parts = origin.split(" · ");
   const pid = parts.at(-1)?.startsWith("pid ") ? parts.pop() : "";
   const door = parts.pop() ?? "";
+  parts.sort((one, other) => Number(/^(key|user) /.test(other)) - Number(/^(key|user) /.test(one))); // programs look alike
   return { who: parts.join(" · ") || door, pid };
 }
 
