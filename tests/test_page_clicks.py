@@ -40,6 +40,22 @@ def test_a_double_click_on_send_asks_and_leaves_the_answer_to_be_stopped_later(
     expect(page.locator(".note")).to_contain_text("Cut off at the limit of 1,900 tokens")
 
 
+def test_a_pointer_reaches_the_buttons_of_a_question_on_a_slanting_way(here: Visitor) -> None:
+    page = here.visit().page
+    here.ask("Tell me a story about a fox")
+    here.wait_for_answer()
+    question = page.locator(".bubble").bounding_box()
+    edit = page.get_by_role("button", name="Edit and send again").bounding_box()
+    assert question is not None and edit is not None
+    for part in (0.1, 0.5):  # of the question's width, from where the pointer goes to the button's middle
+        page.mouse.move(question["x"] + part * question["width"], question["y"] + question["height"] / 2)
+        page.mouse.move(edit["x"] + edit["width"] / 2, edit["y"] + edit["height"] / 2, steps=25)
+        page.mouse.down()
+        page.mouse.up()
+        expect(page.get_by_label("Your question")).to_be_focused()
+        page.keyboard.press("Escape")
+
+
 def test_a_double_click_on_branch_off_makes_one_branch(here: Visitor) -> None:
     page = here.visit().page
     here.ask("What is UMA?")
