@@ -6,9 +6,11 @@ import json
 import os
 import re
 import signal
+import sqlite3
 import stat
 import subprocess
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +44,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     with History(path) as history:
         history.keep([entry("one", prompt="one"), entry("two", prompt="two")])
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    with History(path, reads=True) as history:
+    with History(path) as history:
         assert [number for number, _ in history.heads(10)] == [1, 2]
         assert [number for number, _ in history.heads(10, after=1)] == [2]
         assert history.entry(2).prompt == "two" and list(history.entry(2).ends) == [1, 2, 3, 4, 5, 6]
@@ -72,17 +74,24 @@ def test_what_one_key_sends_pushes_out_none_of_another_s_and_each_finds_its_own(
 
 
 def test_a_file_that_is_no_history_or_is_not_there_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(KeptFault, match="uma run --history"), History(tmp_path / "none.db", reads=True):
-        pass
     (tmp_path / "bad.db").write_bytes(b"no database" * 1_000)
-    with pytest.raises(KeptFault, match="not a database"), History(tmp_path / "bad.db", reads=True) as history:
-        history.heads(1)
+    with pytest.raises(KeptFault, match="not a database"), History(tmp_path / "bad.db"):
+        pass
+    told = run_to_end(*uma_command("history"), environ={**clean_environ(), "XDG_STATE_HOME": str(tmp_path)})
+    assert told.returncode == 1 and "uma run --history" in told.stderr
+    assert not (tmp_path / "uma").exists()  # looking makes none
 
 
-def test_a_file_that_a_server_has_just_made_is_empty(tmp_path: Path) -> None:
-    (tmp_path / "history.db").touch()
-    with History(tmp_path / "history.db", reads=True) as history:
+def test_a_history_is_read_from_the_start_and_while_a_server_writes(tmp_path: Path) -> None:
+    path = tmp_path / "history.db"
+    path.touch()
+    with History(path) as history:
         assert history.heads(5) == []
+        history.keep([entry("one", prompt="one")])
+    with closing(sqlite3.connect(path, isolation_level=None)) as server:
+        server.execute("BEGIN IMMEDIATE")
+        with History(path) as history:
+            assert len(history.heads(5)) == 1
 
 
 def test_what_a_pattern_finds_is_kept_nowhere_and_prompts_part_at_their_tokens() -> None:

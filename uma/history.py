@@ -1,8 +1,7 @@
 """History: a server's last requests, whole.
 
-with History(path) as history:          # a server's, in one thread
+with History(path) as history:
     history.keep([entry, …])
-with History(path, reads=True) as history:
     entry = history.entry(17)
 """
 
@@ -12,19 +11,18 @@ import os
 import re
 import zlib
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from operator import itemgetter
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import attrs
 import orjson
 
 from uma import json_bytes
 from uma.errors import BadRequest, ConfigError
-from uma.kept import MAX_BYTES, Kept, KeptFault, KeptRow
+from uma.kept import MAX_BYTES, Kept, KeptRow
 from uma.prefix import common_size
 
 MAX_AGE_SEC = 7 * 24 * 3_600
@@ -79,42 +77,39 @@ class HistoryEntry:
                 return {name: clean(value) for name, value in part.items()}
             return list(map(clean, part)) if isinstance(part, list | tuple) else part
 
-        moves = [(0, 0)]  # from a place on, how much further the text is than it was
+        begins, behind = [-1], [(0, 0)]  # of what is covered; a place behind it as it was, and as it is now
 
         def cover(found: re.Match[str]) -> str:
-            moves.append((found.end(), moves[-1][1] + len(REDACTED) - len(found[0])))
+            before, now = behind[-1]
+            begins.append(found.start())
+            behind.append((found.end(), now + found.start() - before + len(REDACTED)))
             return REDACTED
 
         def moved(place: int) -> int:
-            """A place of the text as it is now: one that is covered is behind what covers it at most."""
-            at = bisect_right(moves, place, key=itemgetter(0)) - 1
-            return min(place + moves[at][1], sum(moves[at + 1]) if at + 1 < len(moves) else len(text))
+            """Where a place of the text is now; one that is covered is behind what covers it."""
+            before, now = behind[bisect_left(begins, place) - 1]
+            return now + max(0, place - before)
 
         text = pattern.sub(cover, self.prompt + self.answer)
         begin, ends = moved(len(self.prompt)), list(map(moved, self.ends))
-        asked = clean(dict(self.request))
-        return attrs.evolve(self, request=asked, prompt=text[:begin], ends=ends, answer=text[begin:])
+        return attrs.evolve(self, request=clean(self.request), prompt=text[:begin], ends=ends, answer=text[begin:])
 
 
-def default_path(environ: Mapping[str, str] = os.environ) -> Path:
+def default_path() -> Path:
     """`$XDG_STATE_HOME/uma/history.db`, by default in `~/.local/state`. Raises `ConfigError` without a home."""
-    if state := environ.get("XDG_STATE_HOME"):
-        return Path(state) / "uma" / "history.db"
     try:
-        return Path.home() / ".local" / "state" / "uma" / "history.db"
+        state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     except RuntimeError:
         raise ConfigError("the history has no place: this user has no home folder; set XDG_STATE_HOME") from None
+    return Path(state) / "uma" / "history.db"
 
 
 class History(Kept):
     """An open history; see `Kept`."""
 
-    def __enter__(self) -> Self:
-        if self._reads and not self._path.exists():
-            raise KeptFault(f"no history at {self._path}; a server keeps one with `uma run --history`")
-        super().__enter__()
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
         self._db.create_function("has", 3, _has)
-        return self
 
     def keep(self, entries: Iterable[HistoryEntry], *, max_bytes: int = MAX_BYTES) -> None:
         """Write these, and let go of what is over the bounds."""
@@ -124,14 +119,13 @@ class History(Kept):
         self, last: int, after: int = 0, before: int | None = None, owner: str | None = None, search: str = ""
     ) -> list[tuple[int, Head]]:
         """The last so many of those with numbers between these, the newest last: of one owner, and with some text in
-        what was sent or answered, of whatever case; this looks at `MAX_SEARCHED` at most.
+        what was sent or answered, of whatever case; this looks at the last `MAX_SEARCHED`.
         """
-        first = f"coalesce(?2, (SELECT max(number) FROM kept) + 1) - {MAX_SEARCHED}"
         rows = self.rows(
-            "SELECT number, head FROM kept WHERE number > ?1 AND (?2 IS NULL OR number < ?2) "
-            f"AND (?3 IS NULL OR owner = ?3) AND (?4 = '' OR (number >= {first} AND has(?4, head, body))) "
-            "ORDER BY number DESC LIMIT ?5",
-            *(after, before, owner, _spelled(search), last),
+            "SELECT number, head FROM kept WHERE number IN (SELECT number FROM kept WHERE number > ?1 AND "
+            "(?2 IS NULL OR number < ?2) AND (?3 IS NULL OR owner = ?3) ORDER BY number DESC LIMIT ?4) AND "
+            "(?5 = '' OR has(?5, head, body)) ORDER BY number DESC LIMIT ?6",
+            *(after, before, owner, MAX_SEARCHED if search else last, _spelled(search), last),
         )
         return [(number, Head(**orjson.loads(head))) for number, head in rows][::-1]
 

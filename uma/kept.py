@@ -1,9 +1,9 @@
 """Rows that a server keeps of what it was asked, in one file of SQLite for its user alone: the history's, and stored
 responses.
 
-    with Kept(path) as kept:          # in one thread
+    with Kept(path) as kept:
         kept.add([row, …], max_age_sec=86_400)
-        kept.rows("SELECT unpacked(body) FROM kept WHERE owner = ?", "ada")
+        kept.chain("resp_1", "ada")
 
 A row can go on from another, which stays as long as that does. What is over the bounds goes: the oldest of the owner
 that has most, so that no client pushes out all that others sent. Several processes can write one file at once.
@@ -20,11 +20,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import attrs
 
+from uma.closing import Closing
 from uma.errors import UmaError, told
 
 MAX_BYTES = 2**30
@@ -42,6 +42,8 @@ CREATE INDEX IF NOT EXISTS kept_by_owner ON kept (owner, number, size);
 """
 _IS_LAST = "NOT EXISTS (SELECT 1 FROM kept AS next WHERE next.before = kept.id)"
 """Whether no row goes on from this one."""
+_HAS_ID = "id = ? AND owner = ? AND came_at > 0"
+"""Whether a row is the owner's one with that id, and not forgotten."""
 
 
 class KeptFault(UmaError):
@@ -65,44 +67,41 @@ class KeptRow:
     came_at: float = attrs.field(factory=time.time)
 
 
-class Kept:
-    """A file, open in its `with` block, for one thread at a time. Each call waits for the disk; every fault of it is a
-    `KeptFault`.
-    """
+class Kept(Closing):
+    """An open file, for one thread at a time. Each call waits for the disk; every fault of it is a `KeptFault`."""
 
-    def __init__(self, path: Path, *, reads: bool = False) -> None:
-        self._path, self._reads = path, reads
-
-    def __enter__(self) -> Self:
+    def __init__(self, path: Path) -> None:
+        self._path = path
         with self._faults():
-            if self._reads:
-                self._db = sqlite3.connect(f"{self._path.absolute().as_uri()}?mode=ro", uri=True, timeout=BUSY_SEC)
-            else:
-                self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))
-                self._db = sqlite3.connect(self._path, timeout=BUSY_SEC, check_same_thread=False)
-                self._db.executescript(f"PRAGMA auto_vacuum = INCREMENTAL; PRAGMA journal_mode = WAL; {_TABLE}")
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+            self._db = sqlite3.connect(path, timeout=BUSY_SEC, check_same_thread=False)
+            # Chosen before there are tables; later that has no effect, and waits for what another process writes.
+            vacuum = "" if path.stat().st_size else "PRAGMA auto_vacuum = INCREMENTAL;"
+            self._db.executescript(f"{vacuum} PRAGMA journal_mode = WAL; {_TABLE}")
             self._db.create_function("packed", 1, partial(zlib.compress, level=1))
             self._db.create_function("unpacked", 1, zlib.decompress)
-        return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def close(self) -> None:
+        """Close the file."""
         self._db.close()
 
     def add(self, rows: Iterable[KeptRow], *, max_age_sec: float, max_bytes: int = MAX_BYTES) -> None:
         """Write these, and let go of what is over the bounds."""
-        with self._faults(), self._db as db:
-            columns = "owner, body, head, more, id, before, came_at"
-            values = "?, packed(?), ?, packed(?), ?, ?, ?"
-            db.executemany(f"INSERT INTO kept ({columns}) VALUES ({values})", map(attrs.astuple, rows))
-            self._let_go(time.time() - max_age_sec)
-            sizes = Counter(dict(db.execute("SELECT owner, sum(size) FROM kept GROUP BY owner")))
-            oldest = f"SELECT number FROM kept WHERE owner = ? AND {_IS_LAST} ORDER BY number LIMIT 1"
-            while sizes.total() > max_bytes:
-                ((owner, _),) = sizes.most_common(1)
-                gone = db.execute(f"DELETE FROM kept WHERE number = ({oldest}) RETURNING size", (owner,)).fetchall()
-                sizes[owner] -= sum(size for (size,) in gone)
+        insert = (
+            "INSERT INTO kept (owner, body, head, more, id, before, came_at) "
+            "VALUES (?, packed(?), ?, packed(?), ?, ?, ?)"
+        )
+        oldest = f"SELECT number FROM kept WHERE owner = ? AND {_IS_LAST} ORDER BY number LIMIT 1"
         with self._faults():
+            with self._db as db:
+                db.executemany(insert, map(attrs.astuple, rows))
+                self._let_go(time.time() - max_age_sec)
+                sizes = Counter(dict(db.execute("SELECT owner, sum(size) FROM kept GROUP BY owner")))
+                while sizes.total() > max_bytes:
+                    ((owner, _),) = sizes.most_common(1)
+                    ((size,),) = db.execute(f"DELETE FROM kept WHERE number = ({oldest}) RETURNING size", (owner,))
+                    sizes[owner] -= size
             self._db.execute("PRAGMA incremental_vacuum").fetchall()
 
     def _let_go(self, before: float) -> None:
@@ -122,27 +121,28 @@ class Kept:
         no such row.
         """
         query = (
-            "WITH RECURSIVE chain (number, before) AS "
-            "(SELECT number, before FROM kept WHERE id = ? AND owner = ? AND came_at > 0 UNION ALL "
-            "SELECT kept.number, kept.before FROM kept JOIN chain ON kept.id = chain.before) "
+            f"WITH RECURSIVE chain (number, before) AS (SELECT number, before FROM kept WHERE {_HAS_ID} "
+            "UNION ALL SELECT kept.number, kept.before FROM kept JOIN chain ON kept.id = chain.before) "
             "SELECT unpacked(body) FROM kept JOIN chain USING (number) ORDER BY number"
         )
         return [body for (body,) in self.rows(query, id, owner)]
 
+    def more(self, id: str, owner: str) -> bytes | None:
+        """`KeptRow.more` of the owner's row of that id; None where there is no such row."""
+        found = self.rows(f"SELECT unpacked(more) FROM kept WHERE {_HAS_ID}", id, owner)
+        return next((more for (more,) in found), None)
+
     def forget(self, id: str, owner: str) -> bool:
         """Find the owner's row of that id no more, and remove it unless others go on from it; whether there was one."""
         with self._faults(), self._db as db:
-            forget = "UPDATE kept SET came_at = 0 WHERE id = ? AND owner = ? AND came_at > 0"
-            found = db.execute(forget, (id, owner)).rowcount
+            found = db.execute(f"UPDATE kept SET came_at = 0 WHERE {_HAS_ID}", (id, owner)).rowcount
             self._let_go(1.0)
         return bool(found)
 
     def rows(self, query: str, *values: str | float | None) -> Iterator[Any]:
         """What a query finds; `unpacked(body)` in it is a row's body."""
         with self._faults():
-            # A file that a server has just made has no table for a moment.
-            if self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'kept'").fetchone():
-                yield from self._db.execute(query, values)
+            yield from self._db.execute(query, values)
 
     @contextmanager
     def _faults(self) -> Iterator[None]:

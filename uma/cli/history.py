@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from contextlib import nullcontext
 from datetime import datetime
 from functools import partial
+from itertools import starmap
 from typing import Any
 
 import trio
@@ -16,10 +17,11 @@ import trio
 from uma import json_text
 from uma.cli import say
 from uma.cli.sanitize import sanitize
-from uma.cli.table import laid_out, print_table, print_wrapped, width_of
+from uma.cli.table import laid_out, print_wrapped, width_of
 from uma.cli.trio_run import Interrupts, run
 from uma.errors import ConfigError
 from uma.history import Head, History, HistoryEntry, default_path, parting
+from uma.kept import KeptFault
 
 POLL_SEC = 0.5
 """Time between two looks with `--follow`."""
@@ -34,15 +36,18 @@ SNIPPET_CHARS = 60
 
 def main(options: argparse.Namespace) -> int:
     """The command; its exit code."""
-    with History(default_path(), reads=True) as history:
+    path = default_path()
+    if not path.exists():
+        raise KeptFault(f"no history at {path}; a server keeps one with `uma run --history`")
+    with History(path) as history:
         if options.diff:
             return _show_difference(*map(history.entry, options.diff))
         if options.export:
             return _export(history.entries(options.search), options.export)
         if options.number is not None:
             return _show(history.entry(options.number))
-        rows = [_row(number, head) for number, head in history.heads(options.last, search=options.search)]
-        print_table(COLUMNS, rows, spare=SPARE)
+        rows = list(starmap(_row, history.heads(options.last, search=options.search)))
+        print(*_table(rows), sep="\n", flush=True)
         if options.follow:
             return run(partial(_follow, history, rows, options.search))
         if not rows:
@@ -57,19 +62,17 @@ def _row(number: int, head: Head) -> list[str]:
     return [str(number), came, head.model, *counts, f"{head.took_ms / 1000:.1f} s", head.reason]
 
 
+def _table(rows: list[list[str]]) -> list[str]:
+    return laid_out(COLUMNS, rows, width_of(sys.stdout), spare=SPARE, key=COLUMNS[0])
+
+
 async def _follow(history: History, rows: list[list[str]], search: str, _: Interrupts) -> int:
     """Show requests as they come, under the table of the `rows` before them."""
-    width = width_of(sys.stdout)
-    sys.stdout.flush()  # the table, where it goes to a pipe
     while True:
-        more = [
-            _row(number, head)
-            for number, head in history.heads(MAX_FOLLOWED, int(rows[-1][0]) if rows else 0, search=search)
-        ]
-        if more:
-            shown = len(laid_out(COLUMNS, rows, width, spare=SPARE, key=COLUMNS[0]))
-            rows = [*rows, *more]
-            print(*laid_out(COLUMNS, rows, width, spare=SPARE, key=COLUMNS[0])[shown:], sep="\n", flush=True)
+        last = int(rows[-1][0]) if rows else 0
+        if more := list(starmap(_row, history.heads(MAX_FOLLOWED, last, search=search))):
+            shown, rows = len(_table(rows)), [*rows, *more]
+            print(*_table(rows)[shown:], sep="\n", flush=True)
             rows = rows[-MAX_FOLLOWED:]
         await trio.sleep(POLL_SEC)
 

@@ -7,6 +7,7 @@ until there is too much again, and are cached.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -111,23 +112,22 @@ def _without_results(
     named = {call.id: call.name for message in messages for call in message.tool_calls}
     of_messages = sum(map(_chars, messages))
     rate = size_tokens / max(1, of_messages + sum(len(json_text.dumps(tool.parameters)) for tool in request.tools))
-    tokens, uses, cleared = size_tokens - rate * of_messages, list[int](), 0
     by_uses, most = edit.trigger.type == "tool_uses", min(edit.trigger.value, most_tokens)
     least = max(edit.clear_at_least.value, 1 if by_uses else LEAST_CLEARED_SHARE * most)
-    # Of uses that are too old, added up as they become so: a sum at each message takes seconds of thousands.
-    gain = 0.0
+    tokens, cleared, recent, old = size_tokens - rate * of_messages, 0, deque[int](), list[int]()
+    gain = 0.0  # by clearing the old ones, added up as they become so: a sum at each message takes seconds of thousands
     for at, message in enumerate(messages):
         tokens += rate * _chars(message)
         if message.role == "tool" and named.get(message.tool_call_id or "") not in edit.exclude_tools:
-            uses.append(at)
-            if len(uses) > edit.keep.value:
-                gain += rate * (_chars(messages[uses[-1 - edit.keep.value]]) - len(CLEARED))
-        is_over = len(uses) > edit.trigger.value if by_uses else tokens > most
-        old = max(0, len(uses) - edit.keep.value)
-        if message.role != "assistant" and is_over and old and gain >= least:
-            for place in uses[:old]:
+            recent.append(at)
+            if len(recent) > edit.keep.value:
+                old.append(recent.popleft())
+                gain += rate * (_chars(messages[old[-1]]) - len(CLEARED))
+        is_over = len(old) + len(recent) > edit.trigger.value if by_uses else tokens > most
+        if message.role != "assistant" and is_over and gain >= least:
+            for place in old:
                 messages[place] = attrs.evolve(messages[place], content=CLEARED, media=())
-            tokens, uses, gain, cleared = tokens - gain, uses[old:], 0.0, cleared + old
+            tokens, cleared, gain, old = tokens - gain, cleared + len(old), 0.0, []
     return messages, cleared
 
 

@@ -350,7 +350,7 @@ async def responses(gateway: Gateway, http: Exchange) -> None:
         fields["input"], http.is_quick = [*before, *own], False
     keep = None
     if fields.get("store") is not False and stored_responses.days_kept(gateway):
-        keep = partial(stored_responses.keep, gateway, http, before, own if isinstance(own, list) else [])
+        keep = partial(stored_responses.keep, gateway, http, before, own)
     elif fields.get("store"):
         http.ignored.add("store")
     await Generates(RESPONSES, partial(_read, stored=len(before)))(gateway, http, keep)

@@ -34,18 +34,10 @@ async def listing(gateway: Gateway, http: Exchange) -> None:
     """`GET /v1/history`: the newest requests first, those before the number `before`, with `search` in their texts."""
     limit, before, text = limit_of(http.query, MAX_LISTED), _number(http, "before"), http.query.get("search", "")
     owner = await _owner(gateway, http)
-
-    def found(history: History) -> list[tuple[int, Head]]:
-        return history.heads(limit, before=before, owner=owner, search=text)
-
-    heads = await _read(found)
-    more = {"searched_at_most": MAX_SEARCHED} if text else {}
-    page = {
-        "data": [_listed(number, head) for number, head in reversed(heads)],
-        "has_more": len(heads) == limit,
-        **more,
-    }
-    await http.answer_json({"object": "list", **page})
+    heads = await _read(lambda history: history.heads(limit, before=before, owner=owner, search=text))
+    data = [_listed(number, head) for number, head in reversed(heads)]
+    page = {"object": "list", "data": data, "has_more": len(heads) == limit}
+    await http.answer_json(page | ({"searched_at_most": MAX_SEARCHED} if text else {}))
 
 
 async def show(gateway: Gateway, http: Exchange) -> None:

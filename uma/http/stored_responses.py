@@ -41,8 +41,7 @@ async def before(gateway: Gateway, http: Exchange, fields: Mapping[str, Any]) ->
             "previous_response_id",
             "responses are not stored here (--store-responses DAYS does); send the whole conversation as input",
         )
-    turns = await _of(gateway, str(id), lambda kept: _turns(kept, str(id), http), "previous_response_id")
-    return list(chain.from_iterable(chain.from_iterable(turns)))
+    return await _of(gateway, str(id), lambda kept: _items(kept, str(id), http), "previous_response_id")
 
 
 async def keep(gateway: Gateway, http: Exchange, before: list[Any], own: list[Any], response: Body) -> None:
@@ -52,7 +51,7 @@ async def keep(gateway: Gateway, http: Exchange, before: list[Any], own: list[An
     id, link, owner = str(response["id"]), response["previous_response_id"], owner_of(http)
 
     def kept(kept: Kept) -> bool:
-        is_linked = link is not None and any(kept.rows(_WHOLE, link, owner))
+        is_linked = link is not None and kept.more(link, owner) is not None
         turn = json_bytes.dumps([own if is_linked else [*before, *own], response["output"]])
         row = KeptRow(owner=owner, body=turn, more=dumps(response), id=id, before=link if is_linked else None)
         kept.add([row], max_age_sec=days_kept(gateway) * DAY_SEC)
@@ -64,8 +63,7 @@ async def keep(gateway: Gateway, http: Exchange, before: list[Any], own: list[An
 async def show(gateway: Gateway, http: Exchange) -> None:
     """`GET /v1/responses/{id}`."""
     id, owner = _id(http), owner_of(http)
-    ((whole,),) = await _of(gateway, id, lambda kept: list(kept.rows(_WHOLE, id, owner)))
-    await http.answer(whole)
+    await http.answer(await _of(gateway, id, lambda kept: kept.more(id, owner)))
 
 
 async def remove(gateway: Gateway, http: Exchange) -> None:
@@ -79,13 +77,11 @@ async def input_items(gateway: Gateway, http: Exchange) -> None:
     """`GET /v1/responses/{id}/input_items`, the newest first unless `order` is `asc`."""
     limit, after, id = limit_of(http.query, MAX_LISTED), http.query.get("after"), _id(http)
 
-    def listed(kept: Kept) -> bytes:
-        turns = _turns(kept, id, http)
-        if not turns:
-            return b""
-        turns[-1][1] = []
-        every = enumerate(chain.from_iterable(chain.from_iterable(turns)))
+    def listed(kept: Kept) -> bytes | None:
+        every = enumerate(_items(kept, id, http, with_answer=False))
         items = [{"type": "message", **item, "id": item.get("id") or f"item_{at}"} for at, item in every]
+        if not items:
+            return None
         if http.query.get("order") != "asc":
             items.reverse()
         begin = next((at for at, item in enumerate(items, 1) if item["id"] == after), 0)
@@ -94,19 +90,19 @@ async def input_items(gateway: Gateway, http: Exchange) -> None:
     await http.answer(await _of(gateway, id, listed))
 
 
-_WHOLE = "SELECT unpacked(more) FROM kept WHERE id = ? AND owner = ? AND came_at > 0"
-
-
 def _id(http: Exchange) -> str:
     return f"resp_{http.scope['path_params']['id']}"
 
 
-def _turns(kept: Kept, id: str, http: Exchange) -> list[list[list[Any]]]:
-    """Input and output of a response and of all that it goes on from, the oldest first."""
-    return list(map(json_bytes.loads, kept.chain(id, owner_of(http))))
+def _items(kept: Kept, id: str, http: Exchange, *, with_answer: bool = True) -> list[Any]:
+    """Input and output of a response and of all that it goes on from, the oldest first; with or without its own
+    output. Empty where there is no such response.
+    """
+    parts = [part for turn in kept.chain(id, owner_of(http)) for part in json_bytes.loads(turn)]
+    return list(chain.from_iterable(parts if with_answer else parts[:-1]))
 
 
-async def _of(gateway: Gateway, id: str, work: Callable[[Kept], T], field: str = "") -> T:
+async def _of(gateway: Gateway, id: str, work: Callable[[Kept], T | None], field: str = "") -> T:
     """What `work` makes of the stored responses, in the store's thread. Raises `NotFound` where that is nothing."""
     found = None if gateway.jobs is None else await gateway.jobs.do(lambda store: work(store.responses))
     if not found:

@@ -173,13 +173,11 @@ class Store:
         self.folder = folder
         self._told = set[str]()
         self._is_own = False
-        self._closing = ExitStack()
         self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             self._db = sqlite3.connect(folder / "index.sqlite3", isolation_level=None, check_same_thread=False)
             self._db.executescript("PRAGMA journal_mode = WAL;" + _TABLES)
             self.responses = Kept(folder / "responses.db")
-            self._closing.enter_context(self.responses)
             with suppress(StoreTaken):
                 self.check_own()
         except BaseException:
@@ -232,7 +230,7 @@ class Store:
 
     def close(self) -> None:
         """Close the index, and leave the folder to another process."""
-        self._closing.close()
+        self.responses.close()
         self._db.close()
         os.close(self._lock)
 

@@ -60,13 +60,13 @@ class Summaries:
         known = {hash: summary.text for hash, summary in self._kept.items() if summary.text}
         plan = partial(_planned, cut, sent, known, self._most_tokens)
         hash, asked = await trio.to_thread.run_sync(plan, abandon_on_cancel=True)  # of 12,000 messages 0.2 s
-        summary = await self._written(hash, lambda: generate(asked))
+        summary = await self._written(hash, asked, generate)
         if not summary.text:
             return attrs.evolve(cut, summary=summary)
         messages = _with_summary(cut.request.messages or (), summary.text)
         return attrs.evolve(cut, request=attrs.evolve(cut.request, messages=messages), summary=summary)
 
-    async def _written(self, hash: bytes, begin: Callable[[], AbstractAsyncContextManager[EventStream]]) -> Summary:
+    async def _written(self, hash: bytes, asked: Request, generate: Generate) -> Summary:
         """The summary with this hash, which one request has written, however many ask for it at once."""
         summary = self._kept.setdefault(hash, Summary())
         self._kept.move_to_end(hash)
@@ -76,7 +76,7 @@ class Summaries:
             if summary.text or summary.why_none:
                 return summary
             try:
-                async with begin() as stream:
+                async with generate(asked) as stream:
                     with trio.move_on_after(MAX_SUMMARY_SEC) as bound:
                         summary.text = (await _last(stream, summary)).strip()
                     if bound.cancelled_caught:
@@ -95,7 +95,7 @@ def _planned(cut: Cut, sent: Request, known: Mapping[bytes, str], most: int) -> 
     """
     every, gone = sent.messages or (), sorted(cut.gone)
     hashes = _hashes(sent, [every[at] for at in gone])
-    count = next((count for count in range(len(gone), 0, -1) if hashes[count - 1] in known), 0)
+    count = max((count for count, hash in enumerate(hashes, 1) if hash in known), default=0)
     # Behind what is gone there can be calls whose question stays: without it they make no sense.
     places = sorted(set(range(gone[-1] + 1)) - set(gone[:count]))
     behind = [every[at] for at in places if every[at].role not in INSTRUCTIONS]

@@ -81,8 +81,8 @@ def left_out(
 
     def asked() -> None:
         nonlocal total
-        most = target if total > limit_tokens else total
-        while total > most and (old or len(steps) > 1):
+        is_over = total > limit_tokens
+        while is_over and total > target and (old or len(steps) > 1):
             part = (old or steps).popleft()
             gone.update(part)
             total -= sum(map(tokens, part))
