@@ -84,11 +84,8 @@ def _show(entry: HistoryEntry) -> int:
         f"{head.prompt_tokens:,} tokens in ({head.cached_tokens:,} from cache), {head.completion_tokens:,} written, "
         f"the first after {head.ttft_ms / 1000:.2f} s, {head.tokens_per_second:.1f} tokens/s, ended: {head.reason}"
     )
-    for title, text in (
-        ("sent", json_text.dumps(entry.request, indent=2)),
-        ("prompt", entry.prompt),
-        ("answer", entry.answer),
-    ):
+    sent = json_text.dumps(entry.request, indent=2)
+    for title, text in (("sent", sent), ("prompt", entry.prompt), ("answer", entry.answer)):
         print(f"\n── {title} ──\n{sanitize(text)}")
     return 0
 
@@ -130,32 +127,29 @@ def _export(entries: Iterable[HistoryEntry], name: str) -> int:
 
 def batch_row(entry: HistoryEntry) -> dict[str, Any]:
     """A request as a line that `uma batch` and OpenAI's batches take. It names no model: the batch says which."""
-    asked = dict(entry.request)
-    body: dict[str, Any] = {}
+    asked, sampling = entry.request, entry.request.get("sampling", {})
+    body = {name: sampling[name] for name in _SAMPLING if name in sampling}
     if messages := asked.get("messages"):
-        body["messages"] = list(map(_message, messages))
+        url, body["messages"] = "/v1/chat/completions", list(map(_message, messages))
         if tools := asked.get("tools"):
             body["tools"] = [{"type": "function", "function": tool} for tool in tools]
-        if tools and asked.get("tool_choice", "auto") in ("none", "required"):
-            body["tool_choice"] = asked["tool_choice"]
+            if asked.get("tool_choice") in ("none", "required"):
+                body["tool_choice"] = asked["tool_choice"]
     else:
-        body["prompt"] = asked.get("prompt") or asked.get("token_ids")
-    sampling = asked.get("sampling") or {}
-    body |= {name: sampling[name] for name in _KEPT if sampling.get(name) is not None}
-    url = "/v1/chat/completions" if messages else "/v1/completions"
+        url, body["prompt"] = "/v1/completions", asked.get("prompt") or asked.get("token_ids")
     return {"custom_id": str(entry.number), "method": "POST", "url": url, "body": body}
 
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:
     """A message as OpenAI's chats have it."""
-    told = {
-        name: message[name] for name in ("role", "content", "name", "tool_call_id") if message.get(name) is not None
-    }
-    calls = [
-        {"id": call["id"], "type": "function", "function": {name: call[name] for name in ("name", "arguments")}}
-        for call in message.get("tool_calls") or ()
-    ]
-    return told | ({"tool_calls": calls} if calls else {})
+    told: dict[str, Any] = {name: message[name] for name in _OF_MESSAGE if name in message}
+    if calls := message.get("tool_calls"):
+        told["tool_calls"] = [
+            {"id": call["id"], "type": "function", "function": {"name": call["name"], "arguments": call["arguments"]}}
+            for call in calls
+        ]
+    return told
 
 
-_KEPT = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "repetition_penalty")
+_OF_MESSAGE = ("role", "content", "name", "tool_call_id")
+_SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "repetition_penalty")

@@ -345,7 +345,7 @@ async def responses(gateway: Gateway, http: Exchange) -> None:
     """`POST /v1/responses`. Where responses are stored, one is unless `store` is false."""
     fields = await http.fields()
     given, before = fields.get("input"), await stored_responses.before(gateway, http, fields)
-    own = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    own: Any = [{"role": "user", "content": given}] if isinstance(given, str) else given
     if before and isinstance(own, list):
         fields["input"], http.is_quick = [*before, *own], False
     keep = None

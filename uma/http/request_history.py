@@ -8,7 +8,7 @@ with `uma history`: others of this machine, and of the network, can reach the se
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import attrs
 import trio
@@ -16,7 +16,7 @@ import trio
 from uma import posix
 from uma.errors import BadRequest
 from uma.history import MAX_SEARCHED, Head, History, default_path, parting
-from uma.http.dialect import dumps
+from uma.http.dialect import Body, dumps
 from uma.http.exchange import Exchange
 from uma.http.files import limit_of
 from uma.http.gateway import Gateway
@@ -27,17 +27,20 @@ MAX_LISTED = 1_000
 """Maximum requests of one list."""
 MAX_NUMBER = 2**63 - 1
 """Maximum number that the file can have."""
-T = TypeVar("T")
 
 
 async def listing(gateway: Gateway, http: Exchange) -> None:
     """`GET /v1/history`: the newest requests first, those before the number `before`, with `search` in their texts."""
     limit, before, text = limit_of(http.query, MAX_LISTED), _number(http, "before"), http.query.get("search", "")
     owner = await _owner(gateway, http)
-    heads = await _read(lambda history: history.heads(limit, before=before, owner=owner, search=text))
-    data = [_listed(number, head) for number, head in reversed(heads)]
-    page = {"object": "list", "data": data, "has_more": len(heads) == limit}
-    await http.answer_json(page | ({"searched_at_most": MAX_SEARCHED} if text else {}))
+
+    def listed(history: History) -> Body:
+        heads = history.heads(limit, before=before, owner=owner, search=text)
+        more = {"searched_at_most": MAX_SEARCHED} if text else {}
+        data = [_listed(*each) for each in reversed(heads)]
+        return {"object": "list", "data": data, "has_more": len(heads) == limit, **more}
+
+    await _answer(http, listed)
 
 
 async def show(gateway: Gateway, http: Exchange) -> None:
@@ -45,28 +48,30 @@ async def show(gateway: Gateway, http: Exchange) -> None:
     number, against = min(http.scope["path_params"]["number"], MAX_NUMBER), _number(http, "against")
     owner = await _owner(gateway, http)
 
-    def found(history: History) -> bytes:  # as JSON: a request with pictures takes long to write
+    def shown(history: History) -> Body:
         entry = history.entry(number, owner)
         told = _listed(number, entry.head) | {name: getattr(entry, name) for name in ("request", "prompt", "answer")}
         if against is not None:
             parted = parting(history.entry(against, owner), entry)
             told |= {"against": against, "parting": parted and attrs.asdict(parted)}
-        return dumps(told)
+        return told
+
+    await _answer(http, shown)
+
+
+async def _answer(http: Exchange, told: Callable[[History], Body]) -> None:
+    """Answer with what is told of the history, read and written as JSON in a thread: a request with a long prompt takes
+    long. Raises `KeptFault` and `NotFound`.
+    """
+
+    def read() -> bytes:
+        with History(default_path()) as history:
+            return dumps(told(history))
 
     try:
-        await http.answer(await _read(found))
+        await http.answer(await trio.to_thread.run_sync(read, abandon_on_cancel=True))
     except BadRequest as error:
         raise NotFound(error.message) from None
-
-
-async def _read(what: Callable[[History], T]) -> T:
-    """What the file holds, read in a thread. Raises `KeptFault`, and what `what` raises."""
-
-    def read() -> T:
-        with History(default_path()) as history:
-            return what(history)
-
-    return await trio.to_thread.run_sync(read, abandon_on_cancel=True)
 
 
 async def _owner(gateway: Gateway, http: Exchange) -> str | None:
