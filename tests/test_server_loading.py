@@ -14,7 +14,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +38,10 @@ from harness import (
 )
 from models import write_model
 from uma import LLM, RuntimeConfig, SamplingParams, connect, open_engine
+from uma.cli.source import connected
 from uma.client import dial
 from uma.errors import Loading as StillLoading
-from uma.errors import ShuttingDown
+from uma.errors import ModelUnusable, ShuttingDown
 from uma.types import LoadProgress
 
 HELLO_1_1 = {**HELLO, "versions": ["1.1"]}
@@ -309,6 +310,31 @@ def test_the_library_a_command_and_a_gateway_wait_for_a_server_that_loads(socket
         assert asking.stdout is not None
         assert asking.stdout.read()
         asking.stdout.close()
+
+
+@pytest.mark.parametrize(("percents", "is_told"), [((0,), False), ((0, 0), True), ((7,), True)])
+async def test_a_command_says_that_it_waits_for_a_model_unless_that_is_refused_at_once(
+    socket_dir: Path, percents: tuple[int, ...], is_told: bool
+) -> None:
+    said: list[str] = []
+    with trio.socket.socket(trio.socket.AF_UNIX) as listening:
+        await listening.bind(str(socket_dir / "s"))
+        listening.listen()
+
+        async def refuse() -> None:
+            connection, _ = await listening.accept()
+            with connection:
+                for percent in percents:
+                    await connection.send(frame({"event": "loading", "percent": percent}))
+                    await trio.testing.wait_all_tasks_blocked(0.01)
+                await connection.send(frame({"event": "error", "code": ModelUnusable.code, "message": "too large"}))
+                await connection.recv(4096)
+
+        async with trio.open_nursery() as nursery, AsyncExitStack() as stack:
+            nursery.start_soon(refuse)
+            with pytest.raises(ModelUnusable):
+                await connected(stack, str(socket_dir / "s"), said.append)
+    assert bool(said) is is_told
 
 
 @contextmanager

@@ -308,20 +308,21 @@ async def connected(
     """A session, once the server has loaded its model; `say` gets a line where that has to be waited for. `model` and
     `loads`: see `connect`.
     """
-    has_said = False
+    has_said = was_told = False
 
     def tell(percent: int) -> None:
-        nonlocal has_said
+        nonlocal has_said, was_told
         if sys.stderr.isatty():
             passing(f"the server loads {words.bar(percent)} {model or ''}")
-        elif not has_said:
+        elif not has_said and (percent or was_told):  # a model that is refused is at 0 % for a moment
             say(f"waiting for the server to load the model ({percent} %)")
-        has_said = True
+            has_said = True
+        was_told = True
 
     try:
         return await stack.enter_async_context(connect(socket, model=model, loads=loads, on_loading=tell))
     finally:
-        if has_said:
+        if was_told:
             passing()
 
 
