@@ -78,7 +78,11 @@ class Kept(Closing):
             self._db = sqlite3.connect(path, timeout=BUSY_SEC, check_same_thread=False)
             # Chosen before there are tables; later that has no effect, and waits for what another process writes.
             vacuum = "" if path.stat().st_size else "PRAGMA auto_vacuum = INCREMENTAL;"
-            self._db.executescript(f"{vacuum} PRAGMA journal_mode = WAL; {_TABLE}")
+            try:
+                self._db.executescript(f"{vacuum} PRAGMA journal_mode = WAL; {_TABLE}")
+            except sqlite3.Error:
+                self._db.close()
+                raise
             self._db.create_function("packed", 1, partial(zlib.compress, level=1))
             self._db.create_function("unpacked", 1, zlib.decompress)
 

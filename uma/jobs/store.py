@@ -15,7 +15,8 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any, Literal, TypeVar
@@ -173,16 +174,20 @@ class Store:
         self.folder = folder
         self._told = set[str]()
         self._is_own = False
-        self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            self._db = sqlite3.connect(folder / "index.sqlite3", isolation_level=None, check_same_thread=False)
+        with ExitStack() as opened:
+            self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            opened.callback(os.close, self._lock)
+            database = sqlite3.connect(folder / "index.sqlite3", isolation_level=None, check_same_thread=False)
+            self._db = opened.enter_context(closing(database))
             self._db.executescript("PRAGMA journal_mode = WAL;" + _TABLES)
-            self.responses = Kept(folder / "responses.db")
             with suppress(StoreTaken):
                 self.check_own()
-        except BaseException:
-            os.close(self._lock)
-            raise
+            self._closing = opened.pop_all()
+
+    @cached_property
+    def responses(self) -> Kept:
+        """Stored responses, opened at their first use. A file that cannot be is a `KeptFault` of these alone."""
+        return self._closing.enter_context(Kept(self.folder / "responses.db"))
 
     def check_own(self) -> None:
         """Raise `StoreTaken` unless this process is, or becomes now, the one that changes what the folder has."""
@@ -230,9 +235,7 @@ class Store:
 
     def close(self) -> None:
         """Close the index, and leave the folder to another process."""
-        self.responses.close()
-        self._db.close()
-        os.close(self._lock)
+        self._closing.close()
 
     def path(self, file_id: str) -> Path:
         """Where a file's contents are; `file_id` is one that was given."""
