@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import plistlib
 import shutil
 import subprocess
@@ -75,6 +76,38 @@ def test_what_cannot_be_started_leaves_nothing_behind(home: Path, capsys: Capsys
     (home / "fails").write_text("enable\n")
     assert main(["service", "install", "--", "--http"]) == 1
     assert unit_of(home).read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("Failed to connect to bus: No medium found", "no user bus of systemd, as after su or sudo; `sudo loginctl"),
+        (
+            "Failed to connect to user scope bus via local transport: $DBUS_SESSION_BUS_ADDRESS and $XDG_RUNTIME_DIR "
+            "not defined (consider using --machine=<user>@.host --user to connect to bus of other user)",
+            f"with XDG_RUNTIME_DIR=/run/user/{os.getuid()} in the environment",
+        ),
+        (
+            "System has not been booted with systemd as init system (PID 1). Can't operate.\n"
+            "Failed to connect to bus: Host is down",
+            "systemd is not what started this system",
+        ),
+    ],
+)
+def test_where_systemd_cannot_be_reached_it_is_said_what_is_missing_and_what_to_do(
+    home: Path, capsys: Capsys, said: str, told: str
+) -> None:
+    assert main(["service", "install"]) == 0
+    (home / "said").write_text(f"{said}\n")
+    (home / "bin" / "systemctl").write_text(f"#!/bin/sh\ncat {home}/said >&2\nexit 1\n")
+    for action in ("install", "status"):
+        assert main(["service", action]) == 2
+        err = capsys.readouterr().err
+        assert told in err
+        assert "Failed" not in err
+        assert "`uma run`" in err
+    assert main(["service", "remove"]) == 0
+    assert not unit_of(home).exists()
 
 
 def test_a_unit_of_the_user_s_own_and_wrong_options_change_nothing(home: Path, capsys: Capsys) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import getpass
 import os
 import plistlib
 import shlex
@@ -100,7 +101,9 @@ def _status(manager: Manager) -> int:
     if not manager.path.exists():
         _tell("no service is installed; `uma service install` does it")
         return 1
-    is_active = _run(manager.is_active).returncode == 0
+    asked = _run(manager.is_active)
+    _check_manager(asked)
+    is_active = asked.returncode == 0
     _tell(f"{manager.path}: {'runs' if is_active else 'does not run'}; its log: {manager.log}")
     return 0 if is_active else 1
 
@@ -150,8 +153,24 @@ def _call(commands: Sequence[Sequence[str]], *, is_checked: bool = True) -> None
     for command in commands:
         done = _run(command)
         if done.returncode and is_checked:
+            _check_manager(done)
             said = done.stderr.strip() or f"exit code {done.returncode}"
             raise UmaError(f"{shlex.join(command)}: failed: {said}")
+
+
+def _check_manager(done: subprocess.CompletedProcess[str]) -> None:
+    """Raise `ConfigError` where a call has not reached the service manager: systemd's own words name no way out."""
+    if "booted with systemd" in done.stderr:
+        raise ConfigError(
+            "service: systemd is not what started this system, as in most containers; have what starts its programs "
+            "start `uma run`"
+        )
+    if "connect to" in done.stderr and " bus" in done.stderr:
+        raise ConfigError(
+            "service: this login has no user bus of systemd, as after su or sudo; `sudo loginctl enable-linger "
+            f"{getpass.getuser()}` starts one, and with XDG_RUNTIME_DIR=/run/user/{posix.user_id()} in the environment "
+            "`uma service` finds it; `uma run` serves without it"
+        )
 
 
 def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
