@@ -12,7 +12,12 @@ LINES = "Is it about money?\nWhich team? = billing, shipping\nHow upset? = calm 
 
 def test_questions_of_a_text_are_decided_and_drawn(here: Visitor) -> None:
     page = here.visit().page
-    page.get_by_role("button", name="Decide", exact=True).click()
+    page.set_viewport_size({"width": 360, "height": 800})
+    page.get_by_role("button", name="Show the list of conversations").click()
+    expect(page.get_by_role("button", name="Decide about a text")).to_be_in_viewport(ratio=1)
+    assert page.evaluate("(each => each.scrollWidth - each.clientWidth)(document.getElementById('sidebar'))") <= 0
+    page.set_viewport_size({"width": 1200, "height": 800})
+    page.get_by_role("button", name="Decide about a text").click()
     sheet = page.locator("#decisions")
     sheet.get_by_label("Text").fill("My card was charged twice.")
     sheet.get_by_label("Questions").fill(LINES)
