@@ -159,9 +159,9 @@ def check_toast(page: Page) -> None:
         all.selectNodeContents(each);
         return all.getClientRects().length;
     }"""
-    assert page.locator(".toast button").evaluate(lines) == 1
+    assert page.locator(".toast .link-button").evaluate(lines) == 1
     assert page.locator(".toast span").evaluate(lines) > 1
-    right = page.locator(".toast button").evaluate("each => each.getBoundingClientRect().right")
+    right = page.get_by_role("button", name="Close the notice").evaluate("each => each.getBoundingClientRect().right")
     assert right <= 320
     page.set_viewport_size({"width": 390, "height": 844})
 
@@ -174,6 +174,7 @@ def test_what_a_finger_touches_is_large_enough_and_enter_begins_a_line(
     )
     one = Visitor(context.new_page(), http_server.url)
     page = one.visit().page
+    expect(page.locator("#hint")).to_be_hidden()  # a touch screen has no such keys
     box = page.get_by_label("Message", exact=True)
     box.fill("What is UMA?")
     box.press("Enter")
@@ -187,6 +188,7 @@ def test_what_a_finger_touches_is_large_enough_and_enter_begins_a_line(
     })"""
     assert page.locator("button, summary, .tabs a").evaluate_all(small) == []
     page.locator("#open-sidebar").tap()
+    expect(page.locator("#search kbd")).to_be_hidden()
     assert page.locator("#sidebar button").evaluate_all(small) == []
     page.locator("#close-sidebar").tap()
     page.locator("#chips").tap()
