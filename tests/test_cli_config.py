@@ -135,7 +135,7 @@ def test_the_toml_is_a_file_that_config_takes(tmp_path: Path, capsys: pytest.Cap
         ({"UMA_USE_MLOCK": "perhaps"}, [], "UMA_USE_MLOCK: expected true or false, not 'perhaps'"),
         ({}, ["--config", "/nowhere/uma.toml"], "/nowhere/uma.toml: cannot be read: No such file or directory"),
         ({"UMA_CONFIG": "/nowhere"}, [], "/nowhere: cannot be read: No such file or directory"),
-        ({}, ["--n-batch", "64"], "n_ubatch: 512 must not be over n_batch, 64"),
+        ({}, ["--n-batch", "64"], "--n-ubatch: 512 must not be over n_batch, 64"),
     ],
 )
 def test_a_configuration_that_cannot_be_used_is_answered_in_one_line_and_with_code_2(

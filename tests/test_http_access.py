@@ -674,7 +674,7 @@ def test_without_keys_an_insecure_server_says_so(socket_dir: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--http", "nonsense"), "expected ADDRESS:PORT"),
+        (("--http", "nonsense"), "uma: error: --http: expected ADDRESS:PORT"),
         (("--http", "--http-keys", "/nowhere.toml"), "/nowhere.toml: cannot be read"),
         (("--http", "--http-tls-cert", "/nowhere.pem"), "give both, or neither"),
         (("--http", "127.0.0.1:0", "--http-tls-cert", "/n.pem", "--http-tls-key", "/n.pem"), "/n.pem"),
