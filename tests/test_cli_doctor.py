@@ -78,11 +78,25 @@ def test_people_get_a_table_and_what_to_do_below_it(
     assert "extra buffers" in capsys.readouterr().out
     (tmp_path / "broken.gguf").write_bytes(b"GGUF of no kind")
     monkeypatch.setenv("UMA_MODELS", str(tmp_path))
-    assert main(["doctor"]) == 1
+    assert main(["doctor", "--model", "broken"]) == 1
     first, broken, *_ = capsys.readouterr().out.splitlines()
     assert first == "Something is in the way:"
-    assert broken.startswith("! models: ")
+    assert broken.startswith("! model: ")
     assert "broken.gguf" in broken
+
+
+def test_a_broken_file_that_nothing_uses_is_told_and_in_nobodys_way(
+    capsys: Capsys, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("UMA_MODELS", str(tmp_path))
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF of no kind")
+    code, found = run(capsys)
+    assert (code, found["models"]["todo"]) == (0, "")
+    assert re.search(r"; cannot be loaded: \S+broken\.gguf: ", found["models"]["finding"])
+    assert main(["doctor"]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("UMA works here")
+    assert "broken.gguf" in told
 
 
 def test_a_machine_whose_threads_wait_for_each_other_is_marked_and_told_what_to_do(
@@ -112,7 +126,7 @@ def test_no_name_in_what_it_tells_is_obeyed_by_a_terminal(
     folder.mkdir()
     (folder / "broken.gguf").write_bytes(b"GGUF of no kind")
     monkeypatch.setenv("UMA_MODELS", str(folder))
-    assert main(["doctor", *arguments]) == 1
+    assert main(["doctor", *arguments]) == 0
     told = capsys.readouterr().out
     assert "owned" in told
     assert not [char for char in told if ord(char) in TABLE]

@@ -275,11 +275,11 @@ def models(config: RuntimeConfig) -> Iterator[Check]:
     broken = [model.problem for model in found if model.problem is not None]
     folder = places.models_folder(os.environ)
     where = f"in {folder}" if folder else "UMA_MODELS names no folder"
-    todo = "; ".join(broken)
-    if problem := places.folder_problem(os.environ):
-        todo = f"{problem}; make it readable, or unset UMA_MODELS"
+    problem = places.folder_problem(os.environ)
+    todo = f"{problem}; make it readable, or unset UMA_MODELS" if problem else ""
     names = ", ".join(model.name for model in found if model.problem is None)
-    yield Check("models", f"{names} ({where})", todo)
+    # Those of them that are to be loaded have a line of their own.
+    yield Check("models", "; cannot be loaded: ".join([f"{names} ({where})", *broken]), todo)
 
 
 def server(config: RuntimeConfig) -> Check:
