@@ -213,11 +213,11 @@ async def test_a_prompt_that_can_never_fit_is_refused(tiny: Path) -> None:
     async with open_engine(config_for(tiny, n_ctx=256)) as engine:
         with pytest.raises(PromptTooLarge, match=r"256 tokens do not fit the context of 256"):
             await answer(engine, ask(tokens_for(1, 256)))
-        with pytest.raises(PromptTooLarge, match=r"do not fit.*larger --n-ctx"):
+        with pytest.raises(PromptTooLarge, match=r"do not fit.*larger n_ctx \(--n-ctx\)"):
             await answer(engine, ask("long " * 2_000))
         most = engine.info.model.context_length
     async with open_engine(config_for(tiny, n_ctx=2 * most)) as engine:
-        with pytest.raises(PromptTooLarge, match=r"this one takes [0-9,]+ tokens, whatever --n-ctx says"):
+        with pytest.raises(PromptTooLarge, match=r"this one takes [0-9,]+ tokens, whatever n_ctx \(--n-ctx\) says"):
             await answer(engine, ask(tokens_for(1, most)))
 
 

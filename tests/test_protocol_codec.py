@@ -166,7 +166,7 @@ def test_of_a_key_that_comes_twice_the_last_counts() -> None:
         ("id", "x" * 129, "must have 1 to 128 characters, not 129"),
         ("prompt", ["x"], "expected a string, not ['x']"),
         ("prompt", "a\0b", "holds a NUL"),
-        ("max_tokens", -1, "-1 must be 0 or more"),
+        ("max_tokens", -1, "-1 must be 0 or more; without it the engine's limit holds, and a number over"),
         ("max_tokens", 1.5, "expected an integer, not 1.5"),
         ("max_tokens", "5", "expected an integer, not '5'"),
         ("max_tokens", True, "expected an integer, not true"),

@@ -33,11 +33,13 @@ class Range:
     ge: float | None = None
     le: float | None = None
     gt: float | None = None
+    hint: str = ""
+    """What to give instead of what people try, for the end of the message."""
 
     def problem(self, value: Any) -> str | None:
         """Why `value` is not allowed, or None."""
         low_ok = (self.ge is None or value >= self.ge) and (self.gt is None or value > self.gt)
-        return None if low_ok and (self.le is None or value <= self.le) else f"must be {self}"
+        return None if low_ok and (self.le is None or value <= self.le) else f"must be {self}{self.hint}"
 
     def __str__(self) -> str:
         if self.gt is not None:

@@ -234,7 +234,7 @@ class _Pool:
         if affordable < 2 * ROUNDED_TOKENS:
             raise ConfigError(
                 f"n_ctx: beside the weights there is memory for {affordable} tokens only ({cell_bytes:,} bytes each); "
-                "use a smaller model, a smaller --cache-type-k and --cache-type-v, or set --n-ctx yourself"
+                "use a smaller model, a smaller cache_type_k and cache_type_v, or set n_ctx (--n-ctx) yourself"
             )
         tokens = min(self._wanted, affordable)
         if self.unified and tokens >= trained >= RULES.max_pool_tokens:
@@ -339,8 +339,9 @@ def _check_fits(shape: Shape, config: RuntimeConfig, params: ContextParams) -> N
     most = max(0, free_bytes - other_bytes) // cell_bytes // ROUNDED_TOKENS * ROUNDED_TOKENS
     raise ConfigError(
         f"n_ctx: a context of {params.n_ctx:,} tokens takes {size(needed_bytes)} of memory, {cell_bytes:,} "
-        f"bytes a token with --n-ubatch {params.n_ubatch}, and {size(max(0, free_bytes))} are free, which "
-        f"{most:,} tokens fit into; use a smaller --n-ctx, --n-ubatch, or --cache-type-k and --cache-type-v"
+        f"bytes a token with n_ubatch {params.n_ubatch}, and {size(max(0, free_bytes))} are free, which "
+        f"{most:,} tokens fit into; use a smaller n_ctx (--n-ctx), n_ubatch, or cache_type_k "
+        "and cache_type_v"
     )
 
 
@@ -481,7 +482,7 @@ def why_no_drafts(context: Context, config: RuntimeConfig) -> str | None:
         if shape.architecture in ROLLED_BACK:
             return (
                 f"for {context.n_sequences:,} sequences memory does not hold a state for each token of a draft "
-                f"({size(shape.state_bytes)} each); with a smaller --max-sequences it can"
+                f"({size(shape.state_bytes)} each); with a smaller max_sequences (--max-sequences) it can"
             )
         return f"a {shape.memory} model's state cannot be cut behind the tokens of a draft that held"
     return None
@@ -609,7 +610,7 @@ def check_weights(size_bytes: int, config: RuntimeConfig, name: str) -> None:
         setting = "use_mlock" if config.use_mlock else "use_mmap"
         raise ConfigError(
             f"{setting}: the weights of --{name} take {size(size_bytes)}, and {size(free_bytes)} "
-            "of memory are free; leave them mapped (--use-mmap on, no --use-mlock), or use a smaller model"
+            'of memory are free; leave them mapped (use_mmap "on", no use_mlock), or use a smaller model'
         )
 
 

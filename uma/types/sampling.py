@@ -129,6 +129,10 @@ def _bias_by_name(bias: Mapping[int | str, float] | None) -> dict[str, float] | 
     return bias if bias is None else {str(token): value for token, value in bias.items()}
 
 
+NO_LIMIT = "; without it the engine's limit holds, and a number over what the context has left is cut to that"
+"""What people mean by -1, which other programs take."""
+
+
 @_grammar_in_short
 @attrs.frozen
 class SamplingParams:
@@ -140,7 +144,7 @@ class SamplingParams:
     same name, which is greedy unless it was set.
     """
 
-    max_tokens: Annotated[int, Range(0)] | None = None
+    max_tokens: Annotated[int, Range(0, hint=NO_LIMIT)] | None = None
     """Maximum tokens to generate; None: the engine's limit, without one 4,096; 0: the prompt is only read."""
     min_tokens: Annotated[int, Range(0)] = 0
     """The end of text is not sampled before this many tokens. Stop strings still end the output."""

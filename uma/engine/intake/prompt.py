@@ -58,8 +58,9 @@ MAX_CUTS = 4
 def roomier(model: Model, max_tokens: int) -> str:
     """What to do for a context of more than `max_tokens`."""
     if 0 < model.n_ctx_train <= max_tokens:
-        return f"use a model with a longer context: this one takes {model.n_ctx_train:,} tokens, whatever --n-ctx says"
-    return "run with a larger --n-ctx"
+        most = f"this one takes {model.n_ctx_train:,} tokens, whatever n_ctx (--n-ctx) says"
+        return f"use a model with a longer context: {most}"
+    return "run with a larger n_ctx (--n-ctx)"
 
 
 class PromptReader:
