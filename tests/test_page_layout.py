@@ -143,6 +143,52 @@ def test_the_list_of_conversations_shows_some_lines_and_all_around_it_is_reached
         assert drawers[0] != drawers[-1], "the list is beside the chat, or over it"
 
 
+LISTS = (
+    """- [ ] outer
+  - [x] inner
+
+98. ninety-eight
+99. ninety-nine
+100. a hundred
+
+***
+
+7. seven
+8. eight
+9. nine
+10. ten
+
+***
+
+1999. then
+2000. now
+
+***
+
+"""
+    + "\n".join(f"{number}. point" for number in range(1, 13))
+    + "\n\nThat is all."
+)
+
+
+def test_numbers_of_lists_are_not_cut_and_tasks_stand_below_their_own(browser: Browser, tmp_path: Path) -> None:
+    with saying(browser, tmp_path, LISTS) as one:
+        page = one.visit().page
+        one.ask("Lists")
+        one.wait_for_answer()
+        widths = """all => all.map((list) => {
+            const number = document.createElement("span");
+            number.textContent = `${list.start + list.children.length - 1}. `;
+            list.lastElementChild.prepend(number);
+            return [number.getBoundingClientRect().width, parseFloat(getComputedStyle(list).paddingInlineStart)];
+        })"""
+        numbered = page.locator(".blocks ol").evaluate_all(widths)
+        assert len(numbered) == 4
+        assert all(number <= space for number, space in numbered), numbered
+        outer, inner = page.locator("li.task").evaluate_all("all => all.map((each) => each.getBoundingClientRect().x)")
+        assert inner - outer >= 16
+
+
 def check_toast(page: Page) -> None:
     """A notice's words break, its button's do not, on the narrowest of screens."""
     page.set_viewport_size({"width": 320, "height": 640})

@@ -97,8 +97,9 @@ function markTask({ children }, item) {
   item.attrs = [["class", "task"]];
 }
 
-/** Headings below the page's own, and a table's alignment as classes, since styles are not allowed. @param {markdown.Token} token */
+/** Headings below the page's own; a table's alignment and the digits of a list's numbers as classes, since styles are not allowed. @param {markdown.Token} token */
 function dress(token) {
+  if (token.type === "list_item_open" && token.info.length > 1) token.attrs = [["class", `digits-${token.info.length}`]];
   if (token.type === "heading_open" || token.type === "heading_close")
     token.tag = `h${Math.min(6, Number(token.tag[1]) + HEADING_OFFSET)}`;
   const style = token.attrGet("style");
