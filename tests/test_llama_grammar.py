@@ -602,3 +602,45 @@ begun.wait()
 def test_a_process_ends_well_while_a_grammar_is_compiled_for_nobody() -> None:
     done = run_to_end(sys.executable, "-c", COMPILING)
     assert (done.returncode, done.stdout) == (0, "")
+
+
+def chain(count: int, rule: str) -> str:
+    return "".join(f"{rule.format(f'r{at}', f'r{at + 1}')}\n" for at in range(count))
+
+
+def references(count: int, link: str) -> dict[str, Any]:
+    """A schema in which so many objects lead from one to the next."""
+    of = [json.loads(link % f'{{"$ref": "#/of/{at + 1}"}}') for at in range(count)]
+    return {"of": [*of, {}], "$ref": "#/of/0"}
+
+
+DEEP = {
+    "properties": Grammar(json_schema=references(1_200, '{"properties": {"a": %s}}')),
+    "items": Grammar(json_schema=references(1_400, '{"items": %s}')),
+    "nested and named": Grammar(json_schema=references(60, '{"items": ' * 40 + "%s" + "}" * 40)),
+    "JSON in Lark": Grammar(lark="start: %json " + json.dumps(references(6_000, '{"items": %s}'))),
+    "rules": Grammar(lark="start: r0\n" + chain(6_000, '{}: "a" {}?') + 'r6000: "b"'),
+    "terminals": Grammar(lark="start: R0\n" + chain(6_000, '{}: "a" {}').upper() + 'R6000: "b"'),
+    "GBNF": Grammar(gbnf="root ::= r0\n" + chain(6_000, '{} ::= "a" {}') + 'r6000 ::= "b" r0?'),
+}
+
+
+@pytest.mark.parametrize("grammar", DEEP.values(), ids=DEEP)
+def test_a_grammar_that_llguidance_s_calls_are_too_deep_for_is_refused(
+    compiler: GrammarCompiler, grammar: Grammar
+) -> None:
+    """Each of these ended the process, or took minutes."""
+    with pytest.raises(BadRequest, match="lead from one to the next"):
+        compiler.compile(grammar)
+
+
+def test_many_rules_and_schemas_that_are_not_deep_are_served(compiler: GrammarCompiler) -> None:
+    names = [f"rule{at}" for at in range(1_500)]
+    rules = "\n".join(f'{name} ::= "{" ".join(names[:3])}" [{names[0]}] leaf # {names[0]}' for name in names)
+    compiler.compile(Grammar(gbnf=f'root ::= {" | ".join(names[:40])}\n{rules}\nleaf ::= "x"'))
+    kinds = {f"kind{at}": {"properties": {"left": {"$ref": "#"}, "name": {"const": at}}} for at in range(60)}
+    compiler.compile(Grammar(json_schema={"$defs": kinds, "anyOf": [{"$ref": f"#/$defs/{name}"} for name in kinds]}))
+    tools = "\n".join(
+        f'tool{at}: %json {{"enum": ["{" ".join(f"tool{n}" for n in range(900))}"]}}' for at in range(900)
+    )
+    compiler.compile(Grammar(lark=f"start: tool0 | tool1\n{tools}"))

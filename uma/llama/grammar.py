@@ -30,6 +30,7 @@ from uma import json_text
 from uma.errors import BadRequest, DecodeFailed
 from uma.json_schema import COMPACT, for_llguidance, problem, subschemas
 from uma.llama import backend
+from uma.llama.grammar_depth import too_deep, too_deep_gbnf, too_deep_rules
 from uma.llama.grammar_reasons import KEPT_LIMITS, LIMITS, bound_of, in_plain_words, is_of_size
 from uma.llama.vocab import Vocab
 from uma.types import GRAMMAR_FIELDS, Grammar
@@ -514,8 +515,9 @@ class _VocabTokenizer:
 
 
 def _source(grammar: Grammar) -> str:
-    """A grammar in llguidance's own form. Raises `BadRequest` for GBNF that cannot be read."""
+    """A grammar in llguidance's own form. Raises `BadRequest` for GBNF that cannot be read, and what is too deep."""
     if grammar.json_schema is not None:
+        _check_depth(grammar, too_deep(grammar.json_schema))
         return _from_schema(grammar.json_schema)
     if grammar.json_object:
         return _from_schema({"type": "object"})
@@ -524,12 +526,21 @@ def _source(grammar: Grammar) -> str:
     if grammar.choice is not None:
         return LLMatcher.grammar_from_regex("|".join(map(_literal, grammar.choice)))
     if grammar.lark is not None:
+        _check_depth(grammar, too_deep_rules(grammar.lark))
         return LLMatcher.grammar_from_lark(grammar.lark)
     assert grammar.gbnf is not None
+    _check_depth(grammar, too_deep_gbnf(grammar.gbnf))
     try:
-        return LLMatcher.grammar_from_lark(gbnf_to_lark(grammar.gbnf))
+        lark = gbnf_to_lark(grammar.gbnf)
     except Exception as error:  # noqa: BLE001  (that is what the converter raises)
         raise BadRequest.at("grammar.gbnf", f"{in_plain_words(str(error) or type(error).__name__)}") from None
+    _check_depth(grammar, too_deep_rules(lark))
+    return LLMatcher.grammar_from_lark(lark)
+
+
+def _check_depth(grammar: Grammar, reason: str) -> None:
+    if reason:
+        raise BadRequest.at(_field(grammar), reason)
 
 
 def _field(grammar: Grammar) -> str:

@@ -1,0 +1,158 @@
+"""How deep a grammar is: how many of its rules or schemas can lead from one to the next.
+
+llguidance follows them by calls within calls, and what is too deep ends the process: of schemas some 900 did. It also
+writes out what a rule leads to in its place, which takes the cube of the time. Pure.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+from urllib.parse import unquote
+
+T = TypeVar("T", bound=Hashable)
+
+MAX_SCHEMAS = 500
+"""Maximum objects of a JSON Schema that lead from one to the next; those that lead to each other all count."""
+MAX_WRITTEN_OUT = 500_000
+"""Maximum of a grammar's rules, times those that lead from one to the next: no more than 707 of these. As many take
+some 2 s to compile."""
+_RULE = re.compile(r"^[ \t]*[?!]*([A-Za-z_][\w-]*)[ \t]*(?:\[[^\n]*?\][ \t]*|::[^\n:]*)?:", re.MULTILINE)
+_NO_NAMES = re.compile(r'(?://|#)[^\n]*|"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/[a-z]*|%json\s*', re.DOTALL)
+"""What stands in Lark's notation that leads to no rule, and what JSON stands behind."""
+_GBNF_RULE = re.compile(r"([\w-]+)\s*::=")
+_GBNF_NO_NAMES = re.compile(r'#[^\n]*|"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]', re.DOTALL)
+_NAME = re.compile(r"[\w-]+")
+
+
+def too_deep(schema: Any) -> str:
+    """Why a JSON Schema cannot be compiled; empty where it can."""
+    leads, weights = _leads(schema)
+    depth = longest_way(leads, weights)
+    if depth <= MAX_SCHEMAS:
+        return ""
+    return f"{depth:,} of its schemas lead from one to the next, over {MAX_SCHEMAS:,}; give one that is less deep"
+
+
+def too_deep_rules(lark: str) -> str:
+    """Why a grammar in Lark's notation cannot be compiled; empty where it can."""
+    bare, schemas = _bare(lark)
+    for schema in schemas:
+        if reason := too_deep(schema):
+            return f"%json: {reason}"
+    return _too_deep(bare, _RULE)
+
+
+def too_deep_gbnf(gbnf: str) -> str:
+    """The same in llama.cpp's notation, which takes the square of the time to be translated."""
+    return _too_deep(_GBNF_NO_NAMES.sub(" ", gbnf), _GBNF_RULE)
+
+
+def _too_deep(bare: str, rule: re.Pattern[str]) -> str:
+    places = list(rule.finditer(bare))
+    ends = [*(place.start() for place in places[1:]), len(bare)]
+    bodies = {place[1]: bare[place.end(1) : end] for place, end in zip(places, ends, strict=False)}
+    leads = {name: list({*_NAME.findall(body)} & bodies.keys()) for name, body in bodies.items()}
+    depth = longest_way(leads, dict.fromkeys(leads, 1))
+    if depth * len(leads) <= MAX_WRITTEN_OUT:
+        return ""
+    return f"{depth:,} of its {len(leads):,} rules lead from one to the next; give fewer, or less deep ones"
+
+
+def _bare(lark: str) -> tuple[str, list[Any]]:
+    """A grammar without comments, strings, regular expressions and the JSON behind `%json`; and that JSON."""
+    bare, schemas, at = list[str](), list[Any](), 0
+    while (found := _NO_NAMES.search(lark, at)) is not None:
+        bare.append(lark[at : found.start()])
+        at = found.end()
+        if found[0].startswith("%json"):
+            # What cannot be read so is left for llguidance to refuse, as names of rules.
+            with suppress(ValueError, RecursionError):
+                schema, at = json.JSONDecoder().raw_decode(lark, at)
+                schemas.append(schema)
+    return " ".join([*bare, lark[at:]]), schemas
+
+
+def longest_way(leads: Mapping[T, Sequence[T]], weights: Mapping[T, int]) -> int:
+    """The largest weight of what leads from one to the next, where all that lead to each other count together (Tarjan
+    1972).
+    """
+    seen: dict[T, int] = {}
+    low: dict[T, int] = {}
+    longest: dict[T, int] = {}
+    waiting: list[T] = []
+    path: list[tuple[T, Iterator[T]]] = []
+
+    def enter(node: T) -> None:
+        seen[node] = low[node] = len(seen)
+        waiting.append(node)
+        path.append((node, iter(leads[node])))
+
+    for root in leads:
+        if root not in seen:
+            enter(root)
+        while path:
+            node, rest = path[-1]
+            if (other := next((other for other in rest if other not in longest), None)) is not None:
+                if other in seen:
+                    low[node] = min(low[node], seen[other])
+                else:
+                    enter(other)
+                continue
+            path.pop()
+            if path:
+                low[path[-1][0]] = min(low[path[-1][0]], low[node])
+            if low[node] == seen[node]:
+                circle = [waiting.pop()]
+                while circle[-1] != node:
+                    circle.append(waiting.pop())
+                below = max((longest.get(other, 0) for each in circle for other in leads[each]), default=0)
+                longest |= dict.fromkeys(circle, below + sum(weights[each] for each in circle))
+    return max(longest.values(), default=0)
+
+
+def _leads(root: Any) -> tuple[dict[int, list[int]], dict[int, int]]:
+    """What each object and list of a schema leads to, by `id`: its parts, and what its `$ref` names. One that names
+    another place than a pointer from the beginning leads to all there is.
+    """
+    leads: dict[int, list[int]] = {}
+    weights: dict[int, int] = {}
+    waiting, has_bases = [root], False
+    pointers: list[tuple[int, str]] = []
+    while waiting:
+        node = waiting.pop()
+        if id(node) in leads or not isinstance(node, dict | list | tuple):
+            continue
+        parts = list(node.values() if isinstance(node, dict) else node)
+        leads[id(node)] = [id(part) for part in parts if isinstance(part, dict | list | tuple)]
+        weights[id(node)] = int(isinstance(node, dict))
+        waiting += parts
+        if isinstance(node, dict):
+            has_bases = has_bases or (
+                node is not root and any(isinstance(node.get(word), str) for word in ("$id", "id"))
+            )
+            pointers += ((id(node), node[word]) for word in ("$ref", "$dynamicRef") if isinstance(node.get(word), str))
+    for node_id, pointer in pointers:
+        target = root if has_bases else _found(root, pointer)
+        if id(target) in leads:
+            leads[node_id].append(id(target))
+    return leads, weights
+
+
+def _found(root: Any, pointer: str) -> Any:
+    """What a `$ref` names; the root where that is no pointer."""
+    path, node = pointer.partition("#")[2], root
+    if path and not path.startswith("/"):
+        return root
+    for spelled in unquote(path).split("/")[1:]:
+        step = spelled.replace("~1", "/").replace("~0", "~")
+        if isinstance(node, dict) and step in node:
+            node = node[step]
+        elif isinstance(node, list | tuple) and step.isdecimal() and int(step) < len(node):
+            node = node[int(step)]
+        else:
+            return root
+    return node
