@@ -35,11 +35,13 @@ from harness import (
     RunInProcess,
     ServerProcess,
     clean_environ,
+    run_to_end,
     run_uma,
     running_server,
     uma_command,
     until,
 )
+from models import write_model
 
 LONG = ("--ignore-eos", "--max-tokens", "1500")
 HALF_A_PIPE = 32_768
@@ -536,6 +538,22 @@ def test_on_a_terminal_the_shells_prompt_begins_on_a_line_of_its_own(at: tuple[s
     with Terminal(command, clean_environ()) as terminal:
         assert terminal.wait() == 0
         assert terminal.raw.endswith(b"\n")
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [((), "it continues the text"), (("--system", "Be kind."), "a plain one is used"), (("--raw",), "")],
+)
+def test_a_terminal_is_told_that_a_base_model_has_no_chat_template(
+    more: tuple[str, ...], told: str, tmp_path: Path
+) -> None:
+    base = write_model(tmp_path / "base.gguf", chat_template=None)
+    command = uma_command("generate", "hello", "--local", "--model", str(base), "--max-tokens", "4", *more)
+    with Terminal(command, clean_environ(), columns=120) as terminal:
+        assert terminal.wait() == 0
+        note = f"uma: this model has no chat template of its own; {told}"
+        assert (note in terminal.text) is bool(told)
+    assert "template" not in run_to_end(*command).stderr
 
 
 def test_ctrl_c_on_a_terminal_leaves_the_line(at: tuple[str, str]) -> None:

@@ -186,7 +186,11 @@ async def _stream(
     opened: Opened, task: Task, output: TextOutput, interrupts: Interrupts, *, is_json: bool
 ) -> Finished | None:
     """Write the answer to `output`; its last event, or None where Ctrl-C came and nothing more followed."""
-    request = task.request(opened.source.info.capabilities, opened.model)
+    able = opened.source.info.capabilities
+    request = task.request(able, opened.model)
+    if able.generate and not able.chat and not task.raw and sys.stderr.isatty():
+        how = "a plain one is used" if request.messages else "it continues the text"
+        say.note(f"this model has no chat template of its own; {how}")
     finished: Finished | None = None
     known: list[Logprobs] = []
     try:
