@@ -111,24 +111,30 @@ def test_the_end_of_a_long_chain_costs_as_much_as_it_has_turns(tmp_path: Path) -
     assert steps(1_000) < 15 * steps(100)
 
 
-def test_a_stream_is_stored_before_its_end_is_told_and_a_killed_server_keeps_it() -> None:
+def test_a_server_killed_inside_a_conversation_keeps_all_that_was_answered() -> None:
     with short_directory() as place:
         jobs = ("--store-responses", "1", "--http-jobs", str(place / "jobs"))
         (place / "one").mkdir()
         (place / "two").mkdir()
-        with (
-            running_http(place / "one", *jobs) as server,
-            openai_of(server).responses.stream(input="Once upon a time", **ASKED) as stream,
-        ):
-            for event in stream:
-                if event.type in ("response.completed", "response.incomplete"):
-                    os.kill(server.process.pid, signal.SIGKILL)
-                    id, said = event.response.id, event.response.output_text
-                    break
+        with running_http(place / "one", *jobs) as server:
+            client, told = openai_of(server), list[tuple[str, str]]()
+            first = client.responses.create(input="Once upon a time", **ASKED)
+            told.append((first.id, first.output_text))
+            with client.responses.stream(input="And then?", previous_response_id=first.id, **ASKED) as stream:
+                for event in stream:  # a stream is stored before its end is told
+                    if event.type in ("response.completed", "response.incomplete"):
+                        told.append((event.response.id, event.response.output_text))
+                        break
+            (last, _) = told[-1]
+            with client.responses.stream(input="Why?", previous_response_id=last, **ASKED) as stream:
+                next(iter(stream))
+                os.kill(server.process.pid, signal.SIGKILL)
         with running_http(place / "two", *jobs) as server:
             client = openai_of(server)
-            assert client.responses.retrieve(id).output_text == said
-            assert client.responses.create(input="And?", previous_response_id=id, **ASKED).output_text
+            assert [(id, client.responses.retrieve(id).output_text) for id, _ in told] == told
+            went_on = client.responses.create(input="Why?", previous_response_id=last, **ASKED)
+            items = client.responses.input_items.list(went_on.id, order="asc").data
+            assert [getattr(item, "role", None) for item in items] == ["user", "assistant"] * 2 + ["user"]
 
 
 def test_bad_input_is_told_of_by_its_own_name_also_where_responses_are_stored() -> None:

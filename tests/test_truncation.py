@@ -108,7 +108,9 @@ def test_requests_of_one_conversation_begin_alike_until_two_fifths_more_have_com
         before = kept
 
 
-@pytest.mark.parametrize(("kind", "turns"), [("attention", 80), ("hybrid", 70)])
+@pytest.mark.parametrize(
+    ("kind", "turns"), [("attention", 80), ("hybrid", 70), pytest.param("attention", 300, marks=pytest.mark.slow)]
+)
 async def test_a_long_conversation_goes_on_and_most_turns_read_only_what_is_new(
     tmp_path: Path, kind: Kind, turns: int
 ) -> None:

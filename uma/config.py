@@ -273,9 +273,7 @@ class RuntimeConfig:
         default_jobs, "folder for files and batches that HTTP clients send; empty: none", "path", factory=True
     )
     store_responses: Annotated[float, Range(0)] = setting(
-        0.0,
-        "answers of /v1/responses are stored for so long, for previous_response_id; 0: not at all",
-        "days",
+        0.0, "answers of /v1/responses are stored for so long, for previous_response_id; 0: not at all", "days"
     )
     alias: str = setting("", "other names of the model over HTTP, with commas; *: whatever a request names")
     http_timeout_sec: Annotated[float, Range(gt=0)] = setting(

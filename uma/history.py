@@ -1,17 +1,13 @@
-"""History: a server's last requests, whole.
-
-with History(path) as history:
-    history.keep([entry, …])
-    entry = history.entry(17)
-"""
+"""History: a server's last requests, whole, and where the prompts of two part."""
 
 from __future__ import annotations
 
 import os
 import re
+import sys
 import zlib
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -121,6 +117,7 @@ class History(Kept):
         """The last so many of those with numbers between these, the newest last: of one owner, and with some text in
         what was sent or answered, of whatever case; this looks at the last `MAX_SEARCHED`.
         """
+        last = min(last, sys.maxsize)  # SQLite takes no more
         rows = self.rows(
             "SELECT number, head FROM kept WHERE number IN (SELECT number FROM kept WHERE number > ?1 AND "
             "(?2 IS NULL OR number < ?2) AND (?3 IS NULL OR owner = ?3) ORDER BY number DESC LIMIT ?4) AND "
@@ -131,7 +128,8 @@ class History(Kept):
 
     def entry(self, number: int, owner: str | None = None) -> HistoryEntry:
         """One by its number. Raises `BadRequest` where there is none, or it is not this owner's."""
-        for found in self._entries("number = ?1 AND (?2 IS NULL OR owner = ?2)", number, owner):
+        # As a text: SQLite takes none over 64 bits, and compares it as a number.
+        for found in self._entries("number = ?1 AND (?2 IS NULL OR owner = ?2)", str(number), owner):
             return found
         raise BadRequest(f"request {number} is not found in the history; it was never there, or has made way")
 
@@ -199,17 +197,12 @@ def place(entry: HistoryEntry, offset: int) -> str:
     if offset >= len(entry.prompt):
         return "the answer"
     messages = entry.request.get("messages") or ()
-    begin, last = 0, "what comes before the first message"
+    begins, names = [0], ["what comes before the first message"]
     for at, message in enumerate(messages):
         text = str(message.get("content") or "").strip()
-        found = entry.prompt.find(text, begin) if text else -1
-        if found < 0:
-            continue
-        if offset < found:
-            return last
-        name = f"messages[{at}] ({message.get('role')})"
-        begin = found + len(text)
-        if offset < begin:
-            return name
-        last = f"what follows {name}"
-    return last if messages else "the prompt"
+        found = entry.prompt.find(text, begins[-1]) if text else -1
+        if found >= 0:
+            name = f"messages[{at}] ({message.get('role')})"
+            begins += [found, found + len(text)]
+            names += [name, f"what follows {name}"]
+    return names[bisect_right(begins, offset) - 1] if messages else "the prompt"

@@ -1,10 +1,6 @@
 """Rows that a server keeps of what it was asked, in one file of SQLite for its user alone: the history's, and stored
 responses.
 
-    with Kept(path) as kept:
-        kept.add([row, …], max_age_sec=86_400)
-        kept.chain("resp_1", "ada")
-
 A row can go on from another, which stays as long as that does. What is over the bounds goes: the oldest of the owner
 that has most, so that no client pushes out all that others sent. Several processes can write one file at once.
 """
@@ -115,9 +111,7 @@ class Kept(Closing):
             gone += self._db.execute(f"{remove} AND id = ? RETURNING before", (before, *gone.pop())).fetchall()
 
     def chain(self, id: str, owner: str) -> list[bytes]:
-        """Bodies of the owner's row of that id and of all that it goes on from, the oldest first; none where there is
-        no such row.
-        """
+        """Bodies of the owner's row of that id and of all that it goes on from, the oldest first; none without it."""
         query = (
             f"WITH RECURSIVE chain (number, before) AS (SELECT number, before FROM kept WHERE {_HAS_ID} "
             "UNION ALL SELECT kept.number, kept.before FROM kept JOIN chain ON kept.id = chain.before) "

@@ -99,9 +99,8 @@ def _show_difference(one: HistoryEntry, other: HistoryEntry) -> int:
         f"{one.number} and {other.number} begin alike for {found.common:,} tokens; {other.number} had "
         f"{other.head.cached_tokens:,} of {other.head.prompt_tokens:,} tokens from the cache."
     )
-    for entry, text, token, place in zip(
-        (one, other), (one.prompt + one.answer, other.prompt), found.tokens, found.places, strict=True
-    ):
+    texts = one.prompt + one.answer, other.prompt
+    for entry, text, token, place in zip((one, other), texts, found.tokens, found.places, strict=True):
         told = f"token {found.common:,} is {token!r}, in {place}" if token else "ends there"
         print_wrapped(f"{entry.number}: {told}")
         before, behind = text[: found.offset], text[found.offset :]
@@ -142,14 +141,12 @@ def batch_row(entry: HistoryEntry) -> dict[str, Any]:
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:
     """A message as OpenAI's chats have it."""
-    told: dict[str, Any] = {name: message[name] for name in _OF_MESSAGE if name in message}
-    if calls := message.get("tool_calls"):
-        told["tool_calls"] = [
-            {"id": call["id"], "type": "function", "function": {"name": call["name"], "arguments": call["arguments"]}}
-            for call in calls
-        ]
-    return told
+    told = {name: message[name] for name in ("role", "content", "name", "tool_call_id") if name in message}
+    calls = [
+        {"id": call["id"], "type": "function", "function": {"name": call["name"], "arguments": call["arguments"]}}
+        for call in message.get("tool_calls", ())
+    ]
+    return told | ({"tool_calls": calls} if calls else {})
 
 
-_OF_MESSAGE = ("role", "content", "name", "tool_call_id")
 _SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "repetition_penalty")

@@ -260,20 +260,19 @@ class Engine:
         """What is asked of what was sent, without the turns that do not fit; what the template is given of that; the
         prompt.
         """
-        cut, asked, request = Cut(request=sent), sent, await self._prompts.rewritten(self._chat.prepared, sent)
+        request = await self._prompts.rewritten(self._chat.prepared, sent)
         self._gate.check_queue(request.priority)
-        prompt = await self._read(request, asked)
-        if found := await self._prompts.cut(asked, self._chat.prepared, len(prompt.tokens), prompt.file_tokens):
-            cut = found
-            if asked.truncation == "compact":
+        prompt = await self._read(request, sent)
+        cut = await self._prompts.cut(sent, self._chat.prepared, len(prompt.tokens), prompt.file_tokens)
+        if cut.gone:
+            if sent.truncation == "compact":
                 spent.on("prepare")
-                cut = await self._summaries.compacted(cut, asked, self.generate)
+                cut = await self._summaries.compacted(cut, sent, self.generate)
                 spent.on("summary")
-            asked = cut.request
-            request = await self._prompts.rewritten(self._chat.prepared, asked)
-            prompt = await self._read(request, asked)
+            request = await self._prompts.rewritten(self._chat.prepared, cut.request)
+            prompt = await self._read(request, cut.request)
         if prompt.pictures:  # their files are in the ids
-            request, cut = request.with_media(()), attrs.evolve(cut, request=asked.with_media(()))
+            request, cut = request.with_media(()), attrs.evolve(cut, request=cut.request.with_media(()))
         return cut, request, prompt
 
     async def _read(self, request: Request, asked: Request) -> PicturePrompt:

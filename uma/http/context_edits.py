@@ -17,6 +17,7 @@ import trio
 
 from uma import json_text
 from uma.constraints import Length, Range
+from uma.http.dialect import Body
 from uma.http.reader import Reader
 from uma.types import Message, Request, Source
 
@@ -30,25 +31,22 @@ LEAST_CLEARED_SHARE = 0.1
 from there."""
 KEPT_USES = 3
 """Last uses of tools that stay where the body does not say, as Anthropic has it."""
-_Count = Annotated[int, Range(0)]
 
 
 @attrs.frozen(kw_only=True)
-class _Tokens:
-    type: Literal["input_tokens"]
-    value: _Count
-
-
-@attrs.frozen(kw_only=True)
-class _Uses:
-    type: Literal["tool_uses"]
-    value: _Count
-
-
-@attrs.frozen(kw_only=True)
-class _Trigger:
+class _Amount:
     type: Literal["input_tokens", "tool_uses"]
-    value: _Count
+    value: Annotated[int, Range(0)]
+
+
+@attrs.frozen(kw_only=True)
+class _Tokens(_Amount):
+    type: Literal["input_tokens"]
+
+
+@attrs.frozen(kw_only=True)
+class _Uses(_Amount):
+    type: Literal["tool_uses"]
 
 
 @attrs.frozen(kw_only=True)
@@ -56,7 +54,7 @@ class ClearToolUses:
     """An edit of type `clear_tool_uses_20250919`."""
 
     type: Literal["clear_tool_uses_20250919"]
-    trigger: _Trigger = _Trigger(type="input_tokens", value=TRIGGER_TOKENS)
+    trigger: _Amount = _Amount(type="input_tokens", value=TRIGGER_TOKENS)
     keep: _Uses = _Uses(type="tool_uses", value=KEPT_USES)
     clear_at_least: _Tokens = _Tokens(type="input_tokens", value=0)
     exclude_tools: Annotated[tuple[str, ...], Length(0, 1_024, "names")] = ()
@@ -86,14 +84,12 @@ def edits_of(body: ContextManagement | None, reader: Reader) -> list[ClearToolUs
     return edits
 
 
-async def edited(
-    source: Source, request: Request, edits: Sequence[ClearToolUses]
-) -> tuple[Request, list[dict[str, Any]]]:
+async def edited(source: Source, request: Request, edits: Sequence[ClearToolUses]) -> tuple[Request, list[Body]]:
     """The request with the edits made, and what is told of each that changed something. Raises `UmaError`."""
-    applied = list[dict[str, Any]]()
+    applied = list[Body]()
     for edit in edits:
         before = len((await source.tokenize(request)).token_ids)
-        make = partial(_without_results, request, edit, before, MAX_TRIGGER_SHARE * source.info.limits.n_ctx)
+        make = partial(_cleared, request, edit, before, MAX_TRIGGER_SHARE * source.info.limits.n_ctx)
         messages, cleared = await trio.to_thread.run_sync(make, abandon_on_cancel=True)
         if cleared:
             request = attrs.evolve(request, messages=messages)
@@ -102,9 +98,7 @@ async def edited(
     return request, applied
 
 
-def _without_results(
-    request: Request, edit: ClearToolUses, size_tokens: int, most_tokens: float
-) -> tuple[list[Message], int]:
+def _cleared(request: Request, edit: ClearToolUses, size_tokens: int, most_tokens: float) -> tuple[list[Message], int]:
     """The messages without the results that are over the trigger, and how many these are. A part's tokens are estimated
     by its share of the prompt's characters.
     """

@@ -8,6 +8,7 @@ with `uma history`: others of this machine, and of the network, can reach the se
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import attrs
@@ -25,8 +26,6 @@ from uma.http.problem import Forbidden, NotFound
 
 MAX_LISTED = 1_000
 """Maximum requests of one list."""
-MAX_NUMBER = 2**63 - 1
-"""Maximum number that the file can have."""
 
 
 async def listing(gateway: Gateway, http: Exchange) -> None:
@@ -45,7 +44,7 @@ async def listing(gateway: Gateway, http: Exchange) -> None:
 
 async def show(gateway: Gateway, http: Exchange) -> None:
     """`GET /v1/history/{number}`: one request; with `against` also where the two prompts differ."""
-    number, against = min(http.scope["path_params"]["number"], MAX_NUMBER), _number(http, "against")
+    number, against = http.scope["path_params"]["number"], _number(http, "against")
     owner = await _owner(gateway, http)
 
     def shown(history: History) -> Body:
@@ -60,9 +59,7 @@ async def show(gateway: Gateway, http: Exchange) -> None:
 
 
 async def _answer(http: Exchange, told: Callable[[History], Body]) -> None:
-    """Answer with what is told of the history, read and written as JSON in a thread: a request with a long prompt takes
-    long. Raises `KeptFault` and `NotFound`.
-    """
+    """Answer with what is told of the history, read and written as JSON in a thread. Raises `KeptFault`, `NotFound`."""
 
     def read() -> bytes:
         with History(default_path()) as history:
@@ -90,16 +87,14 @@ async def _owner(gateway: Gateway, http: Exchange) -> str | None:
 
 async def sees_history(gateway: Gateway, http: Exchange) -> bool:
     """Whether there is a history that this client can see."""
-    try:
+    with suppress(NotFound, Forbidden):
         await _owner(gateway, http)
-    except (NotFound, Forbidden):
-        return False
-    return True
+        return True
+    return False
 
 
 def _number(http: Exchange, name: str) -> int | None:
-    text = http.query.get(name)
-    if text is None:
+    if (text := http.query.get(name)) is None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) < 19):
         raise BadRequest.at(name, f"expected the number of a request, not {text[:50]!r}")

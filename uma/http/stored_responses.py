@@ -41,44 +41,42 @@ async def before(gateway: Gateway, http: Exchange, fields: Mapping[str, Any]) ->
             "previous_response_id",
             "responses are not stored here (--store-responses DAYS does); send the whole conversation as input",
         )
-    return await _of(gateway, str(id), lambda kept: _items(kept, str(id), http), "previous_response_id")
+    return await _of(gateway, http, _items, str(id), "previous_response_id")
 
 
 async def keep(gateway: Gateway, http: Exchange, before: list[Any], own: list[Any], response: Body) -> None:
     """Store a response with its `own` input, before its end is told. The input `before` that is kept with the response
     that it goes on from, unless that was deleted meanwhile.
     """
-    id, link, owner = str(response["id"]), response["previous_response_id"], owner_of(http)
+    link = response["previous_response_id"]
 
-    def kept(kept: Kept) -> bool:
+    def add(kept: Kept, id: str, owner: str) -> bool:
         is_linked = link is not None and kept.more(link, owner) is not None
         turn = json_bytes.dumps([own if is_linked else [*before, *own], response["output"]])
         row = KeptRow(owner=owner, body=turn, more=dumps(response), id=id, before=link if is_linked else None)
         kept.add([row], max_age_sec=days_kept(gateway) * DAY_SEC)
         return True
 
-    await _of(gateway, id, kept)
+    await _of(gateway, http, add, response["id"])
 
 
 async def show(gateway: Gateway, http: Exchange) -> None:
     """`GET /v1/responses/{id}`."""
-    id, owner = _id(http), owner_of(http)
-    await http.answer(await _of(gateway, id, lambda kept: kept.more(id, owner)))
+    await http.answer(await _of(gateway, http, Kept.more, _id(http)))
 
 
 async def remove(gateway: Gateway, http: Exchange) -> None:
     """`DELETE /v1/responses/{id}`."""
-    id, owner = _id(http), owner_of(http)
-    await _of(gateway, id, lambda kept: kept.forget(id, owner))
-    await http.answer_json({"id": id, "object": "response.deleted", "deleted": True})
+    await _of(gateway, http, Kept.forget, _id(http))
+    await http.answer_json({"id": _id(http), "object": "response.deleted", "deleted": True})
 
 
 async def input_items(gateway: Gateway, http: Exchange) -> None:
     """`GET /v1/responses/{id}/input_items`, the newest first unless `order` is `asc`."""
-    limit, after, id = limit_of(http.query, MAX_LISTED), http.query.get("after"), _id(http)
+    limit, after = limit_of(http.query, MAX_LISTED), http.query.get("after")
 
-    def listed(kept: Kept) -> bytes | None:
-        every = enumerate(_items(kept, id, http, with_answer=False))
+    def listed(kept: Kept, id: str, owner: str) -> bytes | None:
+        every = enumerate(_items(kept, id, owner, with_answer=False))
         items = [{"type": "message", **item, "id": item.get("id") or f"item_{at}"} for at, item in every]
         if not items:
             return None
@@ -87,24 +85,25 @@ async def input_items(gateway: Gateway, http: Exchange) -> None:
         begin = next((at for at, item in enumerate(items, 1) if item["id"] == after), 0)
         return dumps(page_of(items[begin : begin + limit], has_more=begin + limit < len(items)))
 
-    await http.answer(await _of(gateway, id, listed))
+    await http.answer(await _of(gateway, http, listed, _id(http)))
 
 
 def _id(http: Exchange) -> str:
     return f"resp_{http.scope['path_params']['id']}"
 
 
-def _items(kept: Kept, id: str, http: Exchange, *, with_answer: bool = True) -> list[Any]:
-    """Input and output of a response and of all that it goes on from, the oldest first; with or without its own
-    output. Empty where there is no such response.
-    """
-    parts = [part for turn in kept.chain(id, owner_of(http)) for part in json_bytes.loads(turn)]
+def _items(kept: Kept, id: str, owner: str, *, with_answer: bool = True) -> list[Any]:
+    """Input and output of a response, or its input alone, behind those that it goes on from; empty without it."""
+    parts = [part for turn in kept.chain(id, owner) for part in json_bytes.loads(turn)]
     return list(chain.from_iterable(parts if with_answer else parts[:-1]))
 
 
-async def _of(gateway: Gateway, id: str, work: Callable[[Kept], T | None], field: str = "") -> T:
-    """What `work` makes of the stored responses, in the store's thread. Raises `NotFound` where that is nothing."""
-    found = None if gateway.jobs is None else await gateway.jobs.do(lambda store: work(store.responses))
+async def _of(
+    gateway: Gateway, http: Exchange, work: Callable[[Kept, str, str], T | None], id: str, field: str = ""
+) -> T:
+    """What `work` makes of an owner's response, in the store's thread. Raises `NotFound` where that is nothing."""
+    owner = owner_of(http)
+    found = None if gateway.jobs is None else await gateway.jobs.do(lambda store: work(store.responses, id, owner))
     if not found:
         why = f"no such response: {id[:100]!r} was not found; not stored, deleted, too old, or another key's"
         raise NotFound.at(field, why) if field else NotFound(why)

@@ -102,10 +102,8 @@ def warnings(results: Sequence[Finished], *, is_unbounded: bool, before: Sequenc
 
 def of_truncation(results: Sequence[Finished]) -> dict[str, int]:
     """Members of `usage` about turns that were left out of a conversation; nothing where none were."""
-    counts = {
-        "dropped_messages": dropped_messages(results),
-        "summary_tokens": sum(each.usage.summary_tokens for each in results),
-    }
+    summary_tokens = sum(each.usage.summary_tokens for each in results)
+    counts = {"dropped_messages": dropped_messages(results), "summary_tokens": summary_tokens}
     return {name: count for name, count in counts.items() if count}
 
 

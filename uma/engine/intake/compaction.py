@@ -55,8 +55,6 @@ class Summaries:
 
     async def compacted(self, cut: Cut, sent: Request, generate: Generate) -> Cut:
         """The cut with a summary in the place of what is gone. Where there is none the cut stays one, and says why."""
-        if not cut.gone:
-            return cut
         known = {hash: summary.text for hash, summary in self._kept.items() if summary.text}
         plan = partial(_planned, cut, sent, known, self._most_tokens)
         hash, asked = await trio.to_thread.run_sync(plan, abandon_on_cancel=True)  # of 12,000 messages 0.2 s
@@ -80,12 +78,13 @@ class Summaries:
                     with trio.move_on_after(MAX_SUMMARY_SEC) as bound:
                         summary.text = (await _last(stream, summary)).strip()
                     if bound.cancelled_caught:
+                        summary.why_none = f"it was not written within {MAX_SUMMARY_SEC:.0f} s (timeout)"
                         stream.cancel()
                         await _last(stream, summary)
+                    elif not summary.text:
+                        summary.why_none = "none was written"
             except UmaError as error:  # the next request tries again
                 return Summary(why_none=error.message)
-            late = f"it was not written within {MAX_SUMMARY_SEC:.0f} s (timeout)"
-            summary.why_none = "" if summary.text else late if bound.cancelled_caught else "none was written"
         return summary
 
 
@@ -138,7 +137,7 @@ async def _last(stream: EventStream, summary: Summary) -> str:
 
 def _asking(messages: Sequence[Message]) -> list[Message]:
     """Messages behind which the summary is asked for, in the last one where that is a question."""
-    if not messages or messages[-1].role != "user":
+    if messages[-1].role != "user":
         return [*messages, Message("user", WISH)]
     return [*messages[:-1], attrs.evolve(messages[-1], content=f"{messages[-1].content}\n\n{WISH}")]
 

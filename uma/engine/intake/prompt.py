@@ -31,6 +31,7 @@ from uma.net.client import CLIENT
 from uma.types import Message, Request, Tokenized
 
 T = TypeVar("T")
+Rewrite = Callable[[Request], Request]
 
 SHORT_PROMPT_CHARS, SHORT_CHAT_MESSAGES = 2_000, 32
 """Maximum size of a prompt that is tokenized on the Trio thread: that takes less time than the way to another thread.
@@ -98,7 +99,7 @@ class PromptReader:
             raise BadRequest.at("prompt", "gives no token at all, so there is nothing to continue")
         return tokens
 
-    async def rewritten(self, rewrite: Callable[[Request], Request], request: Request) -> Request:
+    async def rewritten(self, rewrite: Rewrite, request: Request) -> Request:
         """`rewrite(request)`, in a thread where many messages, or long calls, are read for it. Raises what that does,
         `PromptTooLarge`, and `Overloaded`.
         """
@@ -108,16 +109,9 @@ class PromptReader:
         self._check_bytes(request)
         return await self.in_thread(partial(rewrite, request), _chars(request), request.priority)
 
-    async def cut(
-        self,
-        request: Request,
-        prepared: Callable[[Request], Request],
-        prompt_tokens: int,
-        picture_tokens: Sequence[int] = (),
-    ) -> Cut | None:
+    async def cut(self, request: Request, prepared: Rewrite, prompt_tokens: int, picture_tokens: Sequence[int]) -> Cut:
         """The request without the turns that do not fit beside its answer, with space for a summary where it asks for
-        one; None where it allows none to go, or all fit. `prepared` makes of a request what the template is given; its
-        prompt has so many tokens, and its pictures.
+        one. `prepared` makes of a request what the template is given; its prompt has so many tokens, and its pictures.
 
         Raises what `read` and `prepared` do.
         """
@@ -125,15 +119,13 @@ class PromptReader:
         # An answer without a bound of its own is given whatever is left; it is kept a quarter.
         limit = most - (most // 4 if answer is None or answer >= most else min(answer, most // 2))
         if request.truncation == "off" or request.messages is None or prompt_tokens <= limit:
-            return None
+            return Cut(request=request)
         if request.truncation == "compact":
             limit = max(1, limit - summary_tokens(self._max_tokens) - EXTRA_TOKENS)
         cut = partial(self._cut_to_fit, limit=limit, prepared=prepared, picture_tokens=picture_tokens)
         return await self._prepare(cut, request)
 
-    def _cut_to_fit(
-        self, request: Request, *, limit: int, prepared: Callable[[Request], Request], picture_tokens: Sequence[int]
-    ) -> Cut:
+    def _cut_to_fit(self, request: Request, *, limit: int, prepared: Rewrite, picture_tokens: Sequence[int]) -> Cut:
         def prompt_tokens(messages: Sequence[Message]) -> int:
             text = self._render(prepared(attrs.evolve(request, messages=messages)))
             return len(self._tokens_of(text))

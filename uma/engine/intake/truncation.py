@@ -53,9 +53,7 @@ class Cut:
     """What stands for them."""
 
     def told(self) -> tuple[LeftOut, tuple[str, ...]]:
-        """What a reader is told of it, with its warnings. The first request that is told of a summary is charged with
-        that.
-        """
+        """What a reader is told of it, with its warnings. The first that is told of a summary is charged with that."""
         if not self.gone:
             return LeftOut(), ()
         summary, tokens = self.summary, self.summary.tokens
