@@ -690,8 +690,13 @@ def test_a_chat_in_this_process_needs_no_server_and_goes_on_with_another_model(h
         tell(terminal, "/model builtin", "The next question goes to builtin, which is loaded for it.")
         ask(terminal, "and you?")
         tell(terminal, "/model", "model  builtin")
-        tell(terminal, "/undo", "Taken back: and you?")
-        tell(terminal, "/undo", "Taken back: remember this")
+        assert "has no chat template" not in terminal.text
+        base = write_script_model(home / "base.gguf", [" It goes on."], template=None)
+        tell(terminal, f"/model {base}", "which is loaded for it.")
+        ask(terminal, "go on")
+        assert terminal.text.count("This model has no chat template: a base model continues texts") == 1
+        for question in ("go on", "and you?", "remember this"):
+            tell(terminal, "/undo", f"Taken back: {question}")
         terminal.type("\x04")
         assert terminal.wait() == 0
 

@@ -32,6 +32,7 @@ from uma.types import CHAT_SAMPLING, Finished, ReasoningDelta, Request, Sampling
 
 HUNG_UP = (ConnectionLost, IdleTimeout)
 """Errors that end a session which the server has closed while no request ran."""
+BASE_NOTE = "This model has no chat template: a base model continues texts, and may not answer."
 ASK_AGAIN = "/retry asks the question again, /undo takes it back."
 __all__ = ["COMMANDS", "Chat", "main"]
 
@@ -154,6 +155,8 @@ class Chat:
             self._introduce(info, place)
         elif not (is_named or (self.is_hung_up_on and info == before)):
             self.view.tell(f"{words.model_line(info.model)} · {place}")
+        if not info.capabilities.chat and (before is None or before.model != info.model):
+            self.view.tell(BASE_NOTE)
 
     @property
     def _is_switching(self) -> bool:
@@ -166,8 +169,6 @@ class Chat:
         self.view.tell(f"{words.context_line(info)} · {place}")
         if adapted := words.with_adapters(info):
             self.view.tell(f"{self.model or model.name} answers; /model NAME has {words.names(adapted)}")
-        if not info.capabilities.chat:
-            self.view.tell("This model has no chat template of its own; a plain one is used.")
         if self.is_interactive:
             pictures = " /image FILE shows it a picture." if info.capabilities.vision else ""
             self.view.tell(f"/help tells the commands. Ctrl-C stops an answer, Ctrl-D leaves.{pictures}")
