@@ -146,6 +146,15 @@ def test_a_batch_is_cancelled_and_keeps_what_was_done(client: openai.OpenAI) -> 
         client.batches.cancel(batch.id)
 
 
+def test_rows_that_end_behind_one_that_runs_are_counted_as_they_end(client: openai.OpenAI) -> None:
+    long = line(0, max_tokens=1_500, ignore_eos=True)
+    batch = begun(client, [long, *(line(number, max_tokens=2) for number in range(1, 5)), line(5, temperature=7)])
+    now = until(lambda: client.batches.retrieve(batch.id), lambda now: completed(now) == 4 or now.status in OVER)
+    assert now.request_counts is not None
+    assert (now.status, now.request_counts.to_dict()) == ("in_progress", {"total": 6, "completed": 4, "failed": 1})
+    assert completed(ended(client, batch)) == 5
+
+
 def test_gzip_is_refused_over_http(client: openai.OpenAI, folder: Path) -> None:
     before = set((folder / "files").iterdir())
     with pytest.raises(openai.BadRequestError, match="gzip is not supported over HTTP"):

@@ -58,6 +58,42 @@ class OneHangs(InOrder):
         return answer
 
 
+class Held(InOrder):
+    """Answers rows once it is told to, and tells when all have been asked."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.rows, self.has_all, self.goes_on = rows, trio.Event(), trio.Event()
+
+    async def __call__(self, path: str, body: bytes, id: str) -> RowAnswer:
+        answer = await super().__call__(path, body, id)
+        if len(self.asked) == self.rows:
+            self.has_all.set()
+        await self.goes_on.wait()
+        return answer
+
+
+@pytest.mark.parametrize(("at_once", "is_done"), [(8, True), (7, False)])
+async def test_a_job_that_is_stopped_while_its_last_rows_run_is_done(
+    tmp_path: Path, at_once: int, is_done: bool
+) -> None:
+    rows, done = b"".join(b'{"prompt": "%d"}\n' % number for number in range(8)), []
+    with closing(Results.open(tmp_path / "out.jsonl", {"version": 1})) as results:
+        ask = Held(at_once)
+        runner = Runner(ask, read_rows(io.BytesIO(rows)), RowForm(), results, at_once)
+
+        async def run() -> None:
+            done.append(await runner.run())
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run)
+            await ask.has_all.wait()
+            await wait_all_tasks_blocked(0.05)  # the end of the input is looked for in a thread
+            runner.stop()
+            ask.goes_on.set()
+    assert (done, runner.tally.rows) == ([is_done], at_once)
+
+
 async def test_what_has_ended_is_kept_until_its_turn_where_an_earlier_row_has_not(tmp_path: Path) -> None:
     out, rows = tmp_path / "out.jsonl", b"".join(b'{"prompt": "%d"}\n' % number for number in range(8))
 

@@ -160,7 +160,9 @@ def _found(http: Exchange, store: Store) -> StoredBatch:
 def batch_object(gateway: Gateway, batch: StoredBatch) -> Body:
     """A batch as OpenAI tells of one."""
     tally = gateway.batches.tally(batch.id)
-    completed, failed = (batch.completed, batch.failed) if tally is None else (tally.rows - tally.failed, tally.failed)
+    completed, failed = batch.completed, batch.failed
+    if tally is not None:
+        completed, failed = tally.ended_rows - tally.ended_failed, tally.ended_failed
     statuses: tuple[JobStatus, ...] = ("in_progress", "finalizing", "completed", "failed", "cancelling", "cancelled")
     errors = None if batch.error is None else {"object": "list", "data": [{"code": "failed", "message": batch.error}]}
     return {

@@ -101,6 +101,8 @@ class Runner:
     _ready: deque[RowWork] = attrs.field(factory=deque, init=False)
     _open: deque[JobRow] = attrs.field(factory=deque, init=False)
     """Rows that were read, from the first on that has not ended."""
+    _is_read: bool = attrs.field(default=False, init=False)
+    """The input was read to its end."""
     _ended: dict[int, EndedRow | None] = attrs.field(factory=dict, init=False)
     """Rows of these that have ended, and what still has to be written of them."""
     _due: deque[EndedRow] = attrs.field(factory=deque, init=False)
@@ -119,7 +121,7 @@ class Runner:
     """Why the input cannot be read on, which is raised once the rows before it have ended."""
 
     async def run(self) -> bool:
-        """Run all rows that have no result yet; whether all have one now, which is false after `stop`.
+        """Run all rows that have no result yet; whether all have one now, which they can after `stop`, too.
 
         Leaving by an exception loses what runs, and nothing that has ended: what waits for earlier rows is kept. Raises
         `JobChanged` where a row that has a result is another one now, `CannotWrite`, `OSError`, and `BadInput` once the
@@ -143,7 +145,7 @@ class Runner:
                 if waiting := list(filter(None, self._ended.values())):
                     await self._on_disk(partial(self.results.keep, waiting))
                     self.tally.kept = len(waiting)
-        if self._stopping.is_set():
+        if self._open or not self._is_read:
             return False
         if self._bad_input is not None:
             raise self._bad_input
@@ -203,6 +205,7 @@ class Runner:
         with trio.CancelScope() as self._reading:
             block = await trio.to_thread.run_sync(self._block, abandon_on_cancel=True)
         if not block:
+            self._is_read = block is not None
             return False
         self._open.extend(work.row for work in block)
         self._ready.extend(together(block))
