@@ -207,7 +207,7 @@ def check_toast(page: Page) -> None:
     }"""
     assert page.locator(".toast .link-button").evaluate(lines) == 1
     assert page.locator(".toast span").evaluate(lines) > 1
-    right = page.get_by_role("button", name="Close the notice").evaluate("each => each.getBoundingClientRect().right")
+    right = page.get_by_role("button", name="Dismiss").evaluate("each => each.getBoundingClientRect().right")
     assert right <= 320
     page.set_viewport_size({"width": 390, "height": 844})
 

@@ -98,7 +98,7 @@ def test_files_that_are_refused_are_named_in_one_notice_that_can_be_put_away(her
     toast = page.locator(".toast")
     expect(toast).to_have_count(1)
     expect(toast).to_contain_text("Not attached: 0.bin, 1.bin, 2.bin and 3 more. Only text, PDF, Word")
-    toast.get_by_role("button", name="Close").click()
+    toast.get_by_role("button", name="Dismiss").click()
     expect(toast).to_have_count(0)
     words = "Grüße aus Köln,\nçà et là"
     encoded = {name: words.encode(name) for name in ("latin-1", "utf-16", "utf-16-le", "utf-16-be", "utf-8-sig")}
@@ -115,7 +115,7 @@ def test_files_that_are_refused_are_named_in_one_notice_that_can_be_put_away(her
         }"""
     )
     expect(toast).to_have_text(re.compile(r"^Not attached: image\.png\. This model cannot see pictures\."))
-    toast.get_by_role("button", name="Close").click()
+    toast.get_by_role("button", name="Dismiss").click()
     with page.expect_request(ANSWERS) as sent:
         here.ask("What is in them?")
     assert contents(sent.value)[0].count(f"```\n{words}\n```") == 5

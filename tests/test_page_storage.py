@@ -385,7 +385,7 @@ def test_notices_of_one_topic_take_each_others_place_and_can_be_closed(here: Vis
         expect(toast).to_have_count(1)
         expect(toast).to_contain_text(f"Nothing was imported from given.json. {why}")
     assert violations(page) == []
-    toast.get_by_role("button", name="Close the notice").click()
+    toast.get_by_role("button", name="Dismiss").click()
     expect(toast).to_have_count(0)
     choose_text(page, "fox")
     expect(toast).to_have_count(1)

@@ -143,7 +143,7 @@ export function toast(text, action, topic = text) {
     };
     box.append(h("button", { type: "button", class: "link-button", onclick: run }, action.label));
   }
-  box.append(iconButton("x", "Close the notice", close, "small"));
+  box.append(iconButton("x", "Dismiss", close, "small"));
   byId(byId("live-view", HTMLElement).hidden ? "toasts" : "live-toasts", HTMLElement).append(box);
   setTimeout(close, Math.max(action ? 10_000 : 5_000, READ_CHAR_MS * text.length));
 }
