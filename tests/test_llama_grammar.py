@@ -23,6 +23,7 @@ from reference import vocabulary
 
 from harness import PATIENCE_SEC, run_to_end
 from models import write_model
+from uma.chat.relaxed import relaxed_schema
 from uma.errors import BadRequest, DecodeFailed
 from uma.llama import grammar as module
 from uma.llama.builtin import builtin_path
@@ -632,6 +633,13 @@ def test_a_grammar_that_llguidance_s_calls_are_too_deep_for_is_refused(
     """Each of these ended the process, or took minutes."""
     with pytest.raises(BadRequest, match="lead from one to the next"):
         compiler.compile(grammar)
+
+
+def test_of_a_tool_s_schema_that_is_too_deep_the_references_are_left_out() -> None:
+    deep = references(1_200, '{"properties": {"a": %s}}')
+    properties = {"deep": {"$ref": "#/of/0"}, "name": {"type": "string"}}
+    found, places = relaxed_schema({**deep, "$ref": "#/of/1200", "properties": properties}, lambda _: True)
+    assert found["properties"]["name"] == {"type": "string"} and '.properties.deep["$ref"]' in places
 
 
 def test_many_rules_and_schemas_that_are_not_deep_are_served(compiler: GrammarCompiler) -> None:

@@ -16,6 +16,7 @@ from math import gcd, isfinite, lcm
 from typing import Any, TypeGuard
 from urllib.parse import unquote
 
+from uma.grammar_depth import too_deep
 from uma.json_text import Number
 
 ESCAPES = 'nrbtf\\"'
@@ -113,6 +114,8 @@ def problem(schema: dict[str, Any]) -> tuple[str, str] | None:
     found = _options_problem(schema.get("x-guidance", {}))
     if found is not None:
         return found
+    if reason := too_deep(schema):
+        return "", reason
     objects = list(_objects(schema))
     found = next((found for place, inner in objects for found in _problems(place, inner)), None)
     return found or _multiples_problem(objects)

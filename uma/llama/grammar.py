@@ -28,9 +28,9 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from uma import json_text
 from uma.errors import BadRequest, DecodeFailed
+from uma.grammar_depth import too_deep_gbnf, too_deep_rules
 from uma.json_schema import COMPACT, for_llguidance, problem, subschemas
 from uma.llama import backend
-from uma.llama.grammar_depth import too_deep, too_deep_gbnf, too_deep_rules
 from uma.llama.grammar_reasons import KEPT_LIMITS, LIMITS, bound_of, in_plain_words, is_of_size
 from uma.llama.vocab import Vocab
 from uma.types import GRAMMAR_FIELDS, Grammar
@@ -517,7 +517,6 @@ class _VocabTokenizer:
 def _source(grammar: Grammar) -> str:
     """A grammar in llguidance's own form. Raises `BadRequest` for GBNF that cannot be read, and what is too deep."""
     if grammar.json_schema is not None:
-        _check_depth(grammar, too_deep(grammar.json_schema))
         return _from_schema(grammar.json_schema)
     if grammar.json_object:
         return _from_schema({"type": "object"})

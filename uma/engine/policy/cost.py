@@ -196,9 +196,10 @@ class _Learnt:
 
     @property
     def reading_drift(self) -> float:
-        """The same of a piece. Where decode rows are slower than the tables say, pieces will be too: there are some ten
-        steps for each. Where rows are faster, this says nothing: after a long stream's end steps took half as long, and
-        pieces that were therefore expected in half of their time came too late for their readers.
+        """Time that a piece takes now, as a multiple of what the tables say. Where decode rows are slower than these
+        say, pieces will be too: there are some ten steps for each. Where rows are faster, this says nothing: after a
+        long stream's end steps took half as long, and pieces that were therefore expected in half of their time came
+        too late for their readers.
         """
         return max(self.rows_drift, self.pieces_drift)
 

@@ -47,7 +47,9 @@ def too_deep_rules(lark: str) -> str:
 
 
 def too_deep_gbnf(gbnf: str) -> str:
-    """The same in llama.cpp's notation, which takes the square of the time to be translated."""
+    """Why a grammar in llama.cpp's notation cannot be compiled; empty where it can. A deep one takes the square of the
+    time to be translated.
+    """
     return _too_deep(_GBNF_NO_NAMES.sub(" ", gbnf), _GBNF_RULE)
 
 
