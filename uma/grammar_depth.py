@@ -111,8 +111,8 @@ def longest_way(leads: Mapping[T, Sequence[T]], weights: Mapping[T, int]) -> int
                 circle = [waiting.pop()]
                 while circle[-1] != node:
                     circle.append(waiting.pop())
-                below = max((longest.get(other, 0) for each in circle for other in leads[each]), default=0)
-                longest |= dict.fromkeys(circle, below + sum(weights[each] for each in circle))
+                below = max((longest.get(other, 0) for member in circle for other in leads[member]), default=0)
+                longest |= dict.fromkeys(circle, below + sum(weights[member] for member in circle))
     return max(longest.values(), default=0)
 
 
