@@ -158,8 +158,9 @@ def reranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostedHttp]:
 
 
 def open_index(server: HostedHttp) -> None:
-    """Have the index of files opened, which stays open: a server does it once its runner of batches has a turn."""
+    """Have the index of files and the stored responses opened, which stay open from their first use on."""
     assert server.ask("GET", "/v1/files").status == 200
+    assert server.ask("GET", "/v1/responses/resp_0").status == 404
 
 
 @attrs.frozen
