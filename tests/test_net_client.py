@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from uma.net.client import client_at
+from uma.net.client import MAX_ORIGIN_CHARS, client_at, origin, with_user
 
 
 @pytest.mark.parametrize(
@@ -25,3 +25,8 @@ from uma.net.client import client_at
 def test_another_machine_is_one_client_and_here_each_connection_is(one: str, other: str, is_same: bool) -> None:
     assert (client_at(one, 1) == client_at(other, 2)) == is_same
     assert client_at(one, 1) == client_at(one, 1)
+
+
+def test_a_user_is_named_before_the_endpoint_and_the_whole_stays_within_its_bound() -> None:
+    assert with_user(origin("chat/completions", "key", "curl 8"), "ann\n") == "curl 8 · key · user ann · chat/completions"
+    assert len(with_user(origin("x" * 1_000, "key", "curl 8"), "u" * 1_000)) == MAX_ORIGIN_CHARS

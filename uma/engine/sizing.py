@@ -340,8 +340,7 @@ def _check_fits(shape: Shape, config: RuntimeConfig, params: ContextParams) -> N
     raise ConfigError(
         f"n_ctx: a context of {params.n_ctx:,} tokens takes {size(needed_bytes)} of memory, {cell_bytes:,} "
         f"bytes a token with n_ubatch {params.n_ubatch}, and {size(max(0, free_bytes))} are free, which "
-        f"{most:,} tokens fit into; use a smaller n_ctx (--n-ctx), n_ubatch, or cache_type_k "
-        "and cache_type_v"
+        f"{most:,} tokens fit into; use a smaller n_ctx (--n-ctx), n_ubatch, or cache_type_k and cache_type_v"
     )
 
 

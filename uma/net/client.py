@@ -27,7 +27,7 @@ OWNER: ContextVar[Hashable] = ContextVar("OWNER", default=None)
 """Whose the requests of a task are, and whose it can ask about; None: the server's own, which can ask about all."""
 
 MAX_ORIGIN_CHARS = 256
-"""Maximum length of what `origin` makes."""
+"""Maximum length of what `origin` and `with_user` make: a model's process takes no more."""
 IPV6_NETWORK_BITS = 64
 """One machine has all the addresses of its network of this size, and can use a new one for each connection."""
 
@@ -78,7 +78,7 @@ def origin(endpoint: str, holder: str | None, program: str, pid: int | None = No
 def with_user(origin: str, user: str) -> str:
     """An origin with the end user that the request's body names, before the endpoint."""
     *before, endpoint = origin.split(" · ")
-    return " · ".join((*before, f"user {_shown(user)}", endpoint))
+    return " · ".join((*before, f"user {_shown(user)}", endpoint))[:MAX_ORIGIN_CHARS]
 
 
 def _shown(name: str) -> str:

@@ -193,6 +193,7 @@ class _Learnt:
     rows_drift: float = 1.0
     """Time that decode rows take now, as a multiple of what the tables say."""
     pieces_drift: float = 1.0
+    """What the last pieces showed of that; a piece is predicted by `reading_drift`."""
 
     @property
     def reading_drift(self) -> float:

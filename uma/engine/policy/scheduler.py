@@ -455,9 +455,9 @@ class Scheduler:
         mixed_ms = self.cost.mixed_ms(rows, state.used_cells, tokens, position)
         feared_ms = apart_ms if mixed_ms is None else mixed_ms
         steps = steps_before_mixed(feared_ms, plan.lead_ms, plan.pace_ms, streams.step_ms) if plan.pace_ms else 0
-        # Without a trial too, where a row stands so deep that its tile alone would take longer.
-        least_ms = self.cost.prefill_ms(rows + tokens, position) if mixed_ms is None else mixed_ms
-        is_slower = least_ms > apart_ms
+        # Not tried where even without any cost of the rows it is slower: one can stand so deep that its tile alone is.
+        expected_ms = self.cost.prefill_ms(rows + tokens, position) if mixed_ms is None else mixed_ms
+        is_slower = expected_ms > apart_ms
         if is_slower or steps > plan.steps or tokens + steps * rows > free_tokens:
             return None
         needed_ms = TUNING.safety * feared_ms if plan.needed_ms else 0.0
