@@ -28,5 +28,5 @@ def test_another_machine_is_one_client_and_here_each_connection_is(one: str, oth
 
 
 def test_a_user_is_named_before_the_endpoint_and_the_whole_stays_within_its_bound() -> None:
-    assert with_user(origin("chat/completions", "key", "curl 8"), "ann\n") == "curl 8 · key · user ann · chat/completions"
+    assert with_user(origin("completions", "key", "curl 8"), "ann\n") == "curl 8 · key · user ann · completions"
     assert len(with_user(origin("x" * 1_000, "key", "curl 8"), "u" * 1_000)) == MAX_ORIGIN_CHARS
