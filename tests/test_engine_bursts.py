@@ -117,6 +117,20 @@ async def test_requests_that_come_in_one_burst_are_read_in_one_batch_and_decode_
     assert batches() == [("prefill", 60, 6), *[("decode", 6, 6)] * 7]
 
 
+async def test_beside_a_stream_a_burst_begins_over_several_ticks_and_all_of_it_is_served(
+    tiny: Path, batches: Batches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("uma.engine.worker.slots.MOST_ADMIT_MS", -1.0)  # one begins in each tick
+    requests = [ask(tokens_for(number, 10), 8, id=str(number)) for number in range(6)]
+    async with open_engine(flash_config(tiny, tick_budget_ms=1e9)) as engine:
+        expected = [each.token_ids for each in await answers(engine, requests)]
+        async with engine.generate(ask(max_tokens=None, id="stream")) as stream:
+            await anext(stream)
+            batches()
+            assert [each.token_ids for each in await answers(engine, requests)] == expected
+            assert len([kind for kind, *_ in batches() if kind == "prefill"]) >= len(requests)
+
+
 def test_a_call_for_what_the_decode_thread_has_taken_up_already_does_not_end_its_next_rest() -> None:
     commands = Commands()
     commands.call(lambda: None)
