@@ -33,7 +33,7 @@ _CODES = {
     "model_unusable": "model_unusable",
     "rate": "rate_limit_exceeded",
     "overloaded": "rate_limit_exceeded",
-    "busy": "rate_limit_exceeded",
+    "busy": "service_unavailable",
     "loading": "service_unavailable",
     "stopping": "service_unavailable",
     "too_large": "request_too_large",

@@ -26,7 +26,7 @@ import orjson
 import trio
 
 from uma import json_bytes, posix
-from uma.errors import BadRequest, UmaError
+from uma.errors import BadRequest, UmaError, told
 from uma.jobs.journal import journal_of, kept_of, remove_earlier
 from uma.kept import Kept
 from uma.net.logfmt import log
@@ -159,7 +159,7 @@ class JobFolder:
         except (OSError, sqlite3.Error) as error:
             is_full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "disk is full" in str(error)
             why = "the disk is full: DELETE files, or free some space" if is_full else "cannot be used now"
-            raise StoreFault(f"{self.path} (http_jobs): {why} ({error})") from error
+            raise StoreFault(f"{self.path} (http_jobs): {why} ({told(error)})") from error
 
 
 class Store:

@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 from uma.child import ChildBusyError, ChildClosedError, ChildEndedError, Children
-from uma.errors import Overloaded
+from uma.errors import Overloaded, told
 from uma.llama import sandbox
 from uma.llama.sandbox import MAX_TEXT_CHARS, RefusedError, UnusableError
 
@@ -48,7 +48,7 @@ class RenderProcesses:
         except TimeoutError:
             raise UnusableError(f"fails: it takes longer than {DEADLINE_SEC:g} s for these messages") from None
         except OSError as error:
-            raise UnusableError(f"cannot be rendered: no process can be started for it: {error}") from error
+            raise UnusableError(f"cannot be rendered: no process can be started for it: {told(error)}") from error
         except ChildBusyError:
             raise Overloaded(
                 "messages: this machine is too busy to apply the chat template; ask again",

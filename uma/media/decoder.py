@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from uma.child import ChildBusyError, ChildClosedError, ChildEndedError, Children
-from uma.errors import BadRequest, InternalError, Overloaded, ShuttingDown
+from uma.errors import BadRequest, InternalError, Overloaded, ShuttingDown, told
 from uma.llama import media_process
 from uma.llama.media_process import SAMPLE_RATE, TOO_LARGE
 from uma.llama.projector import Pixels, Samples
@@ -55,7 +55,7 @@ class MediaDecoder:
         except ChildClosedError:
             raise ShuttingDown(f"{field}: the engine is stopping") from None
         except OSError as error:
-            raise InternalError(f"{field}: no process can be started to decode it: {error}") from None
+            raise InternalError(f"{field}: no process can be started to decode it: {told(error)}") from None
         if "width" not in answer:
             problem = answer["problem"]
             most = f"is larger than {MAX_PIXELS:,} pixels or {MAX_SOUND_SEC:,} s"
