@@ -7,8 +7,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from pty_screen import Terminal
 
-from harness import RunInProcess, ServerProcess
+from harness import RunInProcess, ServerProcess, clean_environ, uma_command
 
 ASKED = ("--yes", "Is it spam?", "--choice", "topic=work,home", "--score", "How urgent?=1..3")
 
@@ -34,7 +35,11 @@ def test_each_line_has_a_line_of_probabilities(server: ServerProcess, tmp_path: 
         assert 0 <= urgent["score"] <= 2
     piped = (tmp_path / "mails").read_bytes()
     table = decide("--table", *ASKED, *at, stdin=piped).stdout.decode().splitlines()
-    assert [line.count("\t") for line in table] == [3, 3, 3]
+    assert table[0].split("\t") == ["text", "Is it spam?", "topic", "How urgent?", "label_mass", "error"]
+    cells = [line.split("\t") for line in table[1:]]
+    for row, (text, _, topic, _, mass, error) in zip(rows, cells, strict=True):
+        assert (text, topic.split()[0], error) == (row["text"], row["answers"]["topic"]["answer"], "")
+        assert float(mass) == pytest.approx(min(each["label_mass"] for each in row["answers"].values()), abs=0.01)
 
 
 def test_a_text_that_cannot_be_asked_about_is_an_error_of_its_own(
@@ -51,8 +56,27 @@ def test_a_text_that_cannot_be_asked_about_is_an_error_of_its_own(
     assert b"text 2" in done.stderr
     assert no_text["error"]["message"] == "content: holds a NUL character, which no tokenizer takes (character 2)"
     table = decide(str(tmp_path / "mails"), "--table", *ASKED, *at).stdout.decode().splitlines()
-    assert [line.count("\t") for line in table] == [3, 3, 1, 3, 1]
-    assert "E_LIMIT_PROMPT_TOO_LARGE" in table[2]
+    assert [line.count("\t") for line in table] == [5] * 5
+    assert table[1].startswith("Buy now!\t")
+    assert table[2].endswith("fox\t\t\t\t\tE_LIMIT_PROMPT_TOO_LARGE")
+
+
+def test_a_terminal_has_the_table_in_columns_and_texts_that_are_cut_say_so(
+    server: ServerProcess, tmp_path: Path
+) -> None:
+    (tmp_path / "mails").write_text(f"Buy now!\n{'fox ' * 9_000}\nThe meeting is{' at' * 30} nine.\n")
+    command = uma_command("decide", "--table", *ASKED, "--socket", str(server.socket), str(tmp_path / "mails"))
+    with Terminal(command, clean_environ()) as terminal:
+        assert terminal.wait() == 1
+    *_, titles, first, failed, cut = filter(None, terminal.screen)
+    topic, mass = titles.index("topic"), titles.index("label_mass")
+    for line in (first, cut):
+        assert line[topic:].split()[0] in ("work", "home")
+        assert 0 <= float(line[mass:].split()[0]) <= 1
+    assert first.startswith("Buy now!  ")
+    assert failed.split()[-3:] == ["see", "text", "2"]
+    assert cut.startswith("The meeting is at")
+    assert "…  " in cut[:topic]
 
 
 @pytest.mark.parametrize(

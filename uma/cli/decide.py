@@ -1,10 +1,14 @@
-"""`uma decide`: questions about texts, answered by probabilities: a line of JSON each, in the order of the texts."""
+"""`uma decide`: questions about texts, answered by probabilities: a line of JSON each, in the order of the texts, or
+a table of the likeliest answers, which is tabs and whole texts where it goes to a pipe or a file.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
+import sys
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -13,6 +17,7 @@ from uma.cli.embed import read_texts
 from uma.cli.generate import quiet
 from uma.cli.options import load_settings
 from uma.cli.source import open_source, watched
+from uma.cli.table import GAP, laid_out, print_table, width_of
 from uma.cli.terminal import TextOutput
 from uma.cli.trio_run import Interrupts, run
 from uma.config import Loaded
@@ -21,7 +26,9 @@ from uma.llm.arguments import make_request
 from uma.types import Decision, DecisionQuestion, DecisionRequest, Message, Priority
 
 SHOWN_CHARS = 40
-"""Maximum characters of a text in a row of `--table`."""
+"""Maximum characters of a text that stands on a line above its answers."""
+LEAST_CHARS = 12
+"""Minimum characters of a text beside its answers: where they leave fewer, it stands above them."""
 OF_A_TEXT = (BadRequest, TemplateError, PromptTooLarge, FrameTooLarge, DecodeFailed)
 """Errors about one text: the others are still asked about."""
 
@@ -41,30 +48,62 @@ def main(options: argparse.Namespace) -> int:
 
 async def _decide_all(options: argparse.Namespace, loaded: Loaded, texts: list[str], interrupts: Interrupts) -> int:
     questions: list[DecisionQuestion] = options.questions
+    columns = ["text", *(str(question.name) for question in questions), "label_mass", "error"]
+    rows = list[list[str]]()
     async with open_source(loaded, interrupts, local=options.local, say=say.note) as opened:
         output = TextOutput.standard("utf-8")
-        if options.table:
-            await output.write(_row(["text", *(str(question.name) for question in questions)]))
+        is_shown = options.table and output.is_terminal
+        if options.table and not is_shown:
+            await output.write(_line(columns))
         failed, told = 0, dict[str, Any]()
-        for number, text in enumerate(texts, 1):
-            lead = f"text {number:,} of {len(texts):,}"
-            try:
-                request = _request(options, number, text, opened.model)
-                work = partial(opened.source.decide, request)
-                found = (await watched(opened.source, request.id, work, lead)).answers
-            except OF_A_TEXT as error:
-                failed += 1
-                say.complain(f"text {number:,}: {error}")
-                cells, told = [f"error: {error.code}"], {"error": {"code": error.code, "message": error.message}}
-            else:
-                pairs = list(zip(questions, found, strict=True))
-                cells = [_cell(*pair) for pair in pairs]
-                told = {"answers": {str(question.name): _told(question, answer) for question, answer in pairs}}
-            if options.table:
-                await output.write(_row([text[:SHOWN_CHARS], *cells]))
-            else:
-                await output.write(json.dumps({"text": text} | told, ensure_ascii=False) + "\n")
+        try:
+            for number, text in enumerate(texts, 1):
+                lead = f"text {number:,} of {len(texts):,}"
+                try:
+                    request = _request(options, number, text, opened.model)
+                    work = partial(opened.source.decide, request)
+                    found = (await watched(opened.source, request.id, work, lead)).answers
+                except OF_A_TEXT as error:
+                    failed += 1
+                    say.complain(f"text {number:,}: {error}")
+                    row = [text, *("" for _ in questions), "", f"see text {number:,}" if is_shown else error.code]
+                    told = {"error": {"code": error.code, "message": error.message}}
+                else:
+                    pairs = list(zip(questions, found, strict=True))
+                    row = [
+                        text,
+                        *(_cell(*pair) for pair in pairs),
+                        f"{min(answer.label_mass for answer in found):.2f}",
+                        "",
+                    ]
+                    told = {"answers": {str(question.name): _told(question, answer) for question, answer in pairs}}
+                if is_shown:
+                    rows.append(row)
+                elif options.table:
+                    await output.write(_line(row))
+                else:
+                    await output.write(json.dumps({"text": text} | told, ensure_ascii=False) + "\n")
+        finally:  # what has been asked, also where the rest was stopped
+            if rows:
+                _show(columns, rows)
     return 1 if failed else 0
+
+
+def _show(columns: list[str], rows: list[list[str]]) -> None:
+    """The table on a terminal: each text as far as the other columns leave it columns."""
+    width = width_of(sys.stdout)
+    filled = [at for at in range(1, len(columns)) if any(row[at] for row in rows)]
+    others = [[row[at] for at in filled] for row in rows]
+    beside = laid_out([columns[at] for at in filled], others, None, spare=(), key="")
+    room = SHOWN_CHARS if width is None else width - len(GAP) - max(map(len, beside))
+    most = room if room >= LEAST_CHARS else SHOWN_CHARS
+    print_table(columns, [[_cut(text, most), *rest] for text, *rest in rows])
+
+
+def _cut(text: str, most: int) -> str:
+    """A text in one line of at most so many characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"{line[: most - 1].rstrip()}…"
 
 
 def _request(options: argparse.Namespace, number: int, text: str, model: str | None) -> DecisionRequest:
@@ -80,8 +119,8 @@ def _request(options: argparse.Namespace, number: int, text: str, model: str | N
     )
 
 
-def _row(cells: list[str]) -> str:
-    """A line of `--table`: white space in a cell is one space, so that tabs tell cells apart."""
+def _line(cells: Sequence[str]) -> str:
+    """A row for programs: white space in a cell is one space, so that tabs tell cells apart."""
     return "\t".join(" ".join(cell.split()) for cell in cells) + "\n"
 
 
