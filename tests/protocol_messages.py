@@ -221,6 +221,7 @@ explained = st.builds(
     reason=text,
     now=st.none() | running_requests,
     started_before=counts,
+    is_decision=st.booleans(),
     beside=st.lists(st.builds(types.Beside, ids, counts, times), max_size=2).map(tuple),
     text=st.none() | st.builds(types.RecordedText, text, text),
 )

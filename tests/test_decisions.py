@@ -26,6 +26,7 @@ from benchmarks.reference import RealModel
 from harness import PATIENCE_SEC
 from models import IM_END, IM_START, write_model
 from uma import LLM, open_engine
+from uma.contracts.explaining import sentences
 from uma.engine import Engine
 from uma.engine.intake.chat import ChatAbilities
 from uma.engine.intake.decision_prompt import DecisionReader
@@ -270,7 +271,9 @@ async def test_questions_are_one_request_to_counters_and_to_explain_and_go_in_fe
         before = engine.snapshot()
         found = await engine.decide(decision(questions=questions, priority=1))
         now, told = engine.snapshot(), await engine.explain("d")
-    assert (told.reason, told.priority, told.generated_tokens) == ("length", 1, 0)
+    assert (told.reason, told.priority, told.generated_tokens) == ("stop", 1, 0)
+    assert told.is_decision
+    assert any(said.startswith("It is a decision") for said in sentences(told))
     requests, tokens, batches = (
         now[name] - before[name] for name in ("requests_total", "prefill_tokens_total", "batch_calls_total")
     )

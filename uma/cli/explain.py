@@ -55,10 +55,11 @@ def show_explained(explained: Explained) -> None:
 def _head(shown: Explained) -> Iterator[str]:
     yield " · ".join(filter(None, [f"request {shown.id}", words.LANES.get(shown.priority, ""), shown.origin]))
     came = datetime.fromtimestamp(shown.came_at).astimezone().isoformat(sep=" ", timespec="seconds")
-    ended = f"ended: {shown.reason}" if shown.reason else "it runs"
+    is_decided = shown.is_decision and shown.reason == "stop"
+    ended = f"ended: {'decided' if is_decided else shown.reason}" if shown.reason else "it runs"
     yield f"came {came}, {'took' if shown.reason else 'so far'} {seconds(shown.age_ms)}, {ended}"
     figures = [f"{shown.prompt_tokens:,} prompt tokens ({shown.cached_tokens:,} from cache)"]
-    figures += [f"{shown.generated_tokens:,} tokens written"]
+    figures += [] if shown.is_decision else [f"{shown.generated_tokens:,} tokens written"]
     if shown.metrics.ttft_ms:
         figures += [f"the first {seconds(shown.metrics.ttft_ms)} after it was queued"]
     if shown.metrics.tokens_per_second:

@@ -23,6 +23,7 @@ _BEFORE_THE_CACHE = ("slot", "cells", "adapters", "prefix")
 
 def sentences(shown: Explained) -> Iterator[str]:
     """What is known of a request beside its figures, a fact a sentence."""
+    yield from _account_of(shown)
     if (now := shown.now) is not None:
         if now.waits_for:
             behind = f" ({now.behind})" if now.behind else ""
@@ -48,11 +49,17 @@ def sentences(shown: Explained) -> Iterator[str]:
         yield f"Longest gap between two tokens: {seconds(shown.worst_gap_ms)}, after token {shown.worst_gap_token:,}."
     if shown.metrics.batch_size > 1:
         yield f"Company: up to {_counted(shown.metrics.batch_size - 1, 'other request')} in one batch with it."
-    if shown.answers > 1:
-        yield f"It asked for {shown.answers:,} answers; this is the first one's account."
     if shown.text is not None:
         yield f"The prompt ends: {shown.text.prompt_end}"
         yield f"The answer begins: {shown.text.answer_begin}"
+
+
+def _account_of(shown: Explained) -> Iterator[str]:
+    """Which part of a request the account is of, where that is not all of it."""
+    if shown.is_decision:
+        yield "It is a decision: its prompts are read, and no token is written; this is the account of one of them."
+    elif shown.answers > 1:
+        yield f"It asked for {shown.answers:,} answers; this is the first one's account."
 
 
 def _cache_sentence(shown: Explained) -> str:

@@ -76,6 +76,7 @@ def explained(
         account.beside,
         account.answers,
         account.left_out.dropped_messages,
+        account.is_decision,
         _recorded(figures, piece),
     )
 

@@ -236,6 +236,7 @@ class Submission:
             prepared.spent_ms,
             self._worker.totals,
             prepared.left_out,
+            labels is not None,
         )
         return Sequence(
             key=key,

@@ -130,4 +130,6 @@ class Explained:
     """Answers that it asked for; the other fields are the first one's."""
     dropped_messages: int = 0
     """See `Finished`."""
+    is_decision: bool = False
+    """A `DecisionRequest`, which writes nothing: its `answers` are the prompts of its questions."""
     text: RecordedText | None = None

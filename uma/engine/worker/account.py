@@ -129,6 +129,7 @@ class Account:
     """Time by cause; at first what was spent before it was queued."""
     totals: Totals
     left_out: LeftOut = LeftOut()
+    is_decision: bool = False
     served: Served | None = None
     """Sequence of the request, until that ends."""
     own_ms: float = 0.0

@@ -43,7 +43,7 @@ class Output:
         if sequence.report is not None:
             self._tell_prompt(sequence, sequence.report)
         if sequence.max_tokens == 0:  # its prompt is all that was wanted
-            return "length"
+            return "length" if sequence.choice.labels is None else "stop"
         for sampled in given:
             reason = self._accept(sequence, sampled, now_ms)
             if reason is not None:
