@@ -674,7 +674,8 @@ def test_a_chat_stays_with_the_model_that_it_began_with(socket_dir: Path, home: 
 def test_a_chat_in_this_process_needs_no_server_and_goes_on_with_another_model(home: Path, tiny: Path) -> None:
     (home / "broken.gguf").write_bytes(b"GGUF")
     command = uma_command("chat", "--local", "--model", str(tiny), *LONG, "--max-tokens", "30000")
-    with Terminal(command, environ_of(home)) as terminal:
+    (home / "models").mkdir()
+    with Terminal(command, environ_of(home, UMA_MODELS=str(home / "models"))) as terminal:
         wait_for_prompt(terminal)
         assert "loaded in this process" in terminal.text
         terminal.type("hello\r")
@@ -689,7 +690,10 @@ def test_a_chat_in_this_process_needs_no_server_and_goes_on_with_another_model(h
         tell(terminal, "a question", "The next question goes to tiny as before.")
         tell(terminal, "/model builtin", "The next question goes to builtin, which is loaded for it.")
         ask(terminal, "and you?")
-        tell(terminal, "/model", "model  builtin")
+        write_script_model(home / "models" / "other.gguf", [" Yes."])
+        tell(terminal, "/model", "others  other")
+        assert "/model NAME goes on with one of them" in terminal.text
+        assert "model   builtin" in terminal.text
         assert "has no chat template" not in terminal.text
         base = write_script_model(home / "base.gguf", [" It goes on."], template=None)
         tell(terminal, f"/model {base}", "which is loaded for it.")

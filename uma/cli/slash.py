@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from datetime import datetime
 from functools import partial
@@ -14,7 +15,7 @@ from uma.cli import words
 from uma.cli.conversation import ChatFileError, ChatHistory, ChatTurn, check_writable
 from uma.cli.pictures import ChatPicture, path_of
 from uma.cli.view import ChatView
-from uma.config import settings
+from uma.config import BUILTIN, settings
 from uma.errors import UmaError
 from uma.types import CHAT_SAMPLING, SAMPLER_FIELDS, Finished, SamplerSettings, SamplingParams, ServerInfo
 
@@ -37,6 +38,8 @@ class Talk(Protocol):
     last: Finished | None
     last_file: Path | None
     is_over: bool
+    is_local: bool
+    """The model is loaded in this process."""
     sampling: SamplingParams
     again: ChatTurn | None
     """A question that is asked once the command is over."""
@@ -189,17 +192,27 @@ def _model(chat: Talk, name: str) -> None:
         chat.view.tell("There is no model yet.")
         return
     adapted = words.with_adapters(chat.info)
-    others = [name for name in chat.info.models if name != chat.info.model.name]
+    here = _here(chat.info) if chat.is_local and not adapted else chat.info.models
+    others = [name for name in here if name != chat.info.model.name]
     chat.view.listing(
         [
             ("model", words.model_line(chat.info.model)),
             ("file", chat.info.model.path),
             ("", words.context_line(chat.info)),
             *([("answers", chat.model or chat.info.model.name)] if adapted else []),
-            *([("others", words.names(others))] if others else []),
+            *([("others", words.names(others)), ("", "/model NAME goes on with one of them")] if others else []),
             *([("adapters", words.names(adapted))] if adapted else []),
         ]
     )
+
+
+def _here(info: ServerInfo) -> list[str]:
+    """Models that this process could load instead."""
+    from uma.models import catalog  # noqa: PLC0415  (slow to import, and seldom needed with a server)
+
+    found = [model for model in catalog.available(os.environ) if model.problem is None]
+    own = BUILTIN if info.model.is_builtin else info.model.path
+    return [model.name for model in found if own not in (model.name, str(model.path))]
 
 
 def _quit(chat: Talk, _: str) -> None:
