@@ -739,7 +739,7 @@ def test_ctrl_c_while_another_model_is_loaded_costs_neither_the_chat_nor_its_mod
         (home / "hold").unlink()
         ask(terminal, "/retry")
         assert terminal.text.count("error") == 0
-        tell(terminal, "/model", "model  tiny")
+        tell(terminal, "/model", "model   tiny")
         assert questions(terminal, home) == ["remember this", "and you?"]
         terminal.type("\x04")
         assert terminal.wait() == 0
