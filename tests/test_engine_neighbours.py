@@ -285,6 +285,20 @@ def test_a_batch_whose_threads_wait_for_cores_is_broken_off_and_others_compute(
         assert context.decode(batch) == DONE
 
 
+async def test_the_first_batch_of_all_is_broken_off_too_where_its_threads_wait_for_cores(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = itertools.count()
+    monkeypatch.setattr(cores, "LOOK_SEC", 0.0001)
+    monkeypatch.setattr(cores, "LEAST_MS", 0.0)
+    monkeypatch.setattr(cores, "TOO_LONG", 1e9)  # what has a prediction never takes too long
+    monkeypatch.setattr(counters, "waiting_ms", lambda _: {"1": 1e6 * next(counts)})
+    async with open_engine(config_for(tiny, threads=2)) as engine:
+        (answer,) = await answers(engine, [ask(tokens_for(1, 900), 1)])
+        assert engine.snapshot()["stalls_total"] >= 1
+    assert len(answer.token_ids) == 1
+
+
 class Looks(threading.Event):
     """What wakes the watching thread. Tells how long it waits before each look, and when it rests."""
 

@@ -256,7 +256,7 @@ class ModelRunner:
             self._cost.mixed_ms(len(rows), cells, tokens, position) if rows else self._cost.prefill_ms(tokens, position)
         )
         with being_computed(work, self._context):
-            outcome = self._extend(work, tokens + len(rows), expected_ms or math.inf)
+            outcome = self._extend(work, tokens + len(rows), expected_ms or 0.0)
         if outcome.is_done and rows:
             self._metrics.mixed_batches_total += 1
             self._cost.observe_mixed(len(rows), cells, tokens, position, outcome.took_ms)

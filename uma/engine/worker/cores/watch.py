@@ -155,7 +155,10 @@ class StallWatch:
             thread.join()
 
     def begin(self, began_ms: float, expected_ms: float, threads: int) -> None:
-        """A batch goes to llama.cpp, with so many threads. One thread alone waits for no other: it is not watched."""
+        """A batch goes to llama.cpp, with so many threads. One thread alone waits for no other: it is not watched.
+
+        `expected_ms` is 0 where nothing is known yet: the first batch beside busy programs is examined as soon as any.
+        """
         if threads > 1:
             self._running = _Running(began_ms, expected_ms)
             if self._interval_sec is None:
