@@ -31,6 +31,9 @@ class InOrder:
     async def progress(self) -> dict[str, Progress]:
         return {}
 
+    def loading(self) -> str:
+        return ""
+
 
 async def test_rows_are_asked_in_their_order_so_that_the_first_result_comes_first(tmp_path: Path) -> None:
     rows = b"".join(b'{"prompt": "%d"}\n' % number for number in range(ROWS))

@@ -34,6 +34,9 @@ class Good:
     async def progress(self) -> dict[str, Progress]:
         return {}
 
+    def loading(self) -> str:
+        return ""
+
 
 async def test_another_model_that_comes_back_ends_the_job_and_says_how_it_goes_on(
     autojump_clock: trio.testing.MockClock,

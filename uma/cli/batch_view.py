@@ -12,6 +12,7 @@ import attrs
 import trio
 
 from uma.cli import say, words
+from uma.cli.sanitize import sanitize_line
 from uma.jobs import Tally
 
 LINE_SEC = 0.5
@@ -56,6 +57,7 @@ class Speed:
         tally, left, tokens = self.tally, self.seconds_left, self.tally.completion_tokens
         running = tally.running - tally.waiting
         runs = "waits for requests of others" if tally.is_held_up else f"{running:,} running"
+        runs = f"loading {sanitize_line(tally.loading)}" if tally.loading else runs
         # Beside many rows some that end before earlier ones are the rule, and nothing to say.
         if is_blocked := tally.kept > tally.running > 0:
             runs += f" (row {tally.blocking_row:,}; {tally.kept:,} wait for it)"
@@ -70,7 +72,7 @@ class Speed:
             f"{tally.ended_failed:,} failed" if tally.ended_failed else "",
             f"{tally.waiting:,} wait to be asked again" if tally.waiting else "",
         ]
-        for least_needed in (2, 1) if is_blocked else (1, 2):
+        for least_needed in (2,) if tally.loading else (2, 1) if is_blocked else (1, 2):
             if columns is not None and len(_joined(parts)) >= columns:
                 parts[least_needed] = ""
         return _joined(parts)

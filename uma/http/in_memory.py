@@ -15,7 +15,7 @@ from uma.http.exchange import ACCOUNT, ID, LINES
 from uma.jobs import Progress, RowAnswer, RowAsk
 from uma.net.quota import ClientAccount
 from uma.net.throttle import ClientLines, Throttle
-from uma.types import Source
+from uma.types import Models, Source
 
 BACKGROUND = b"-1"
 """The lane of a request that asks for none itself."""
@@ -102,6 +102,11 @@ class InMemory(RowAsk):
                 known.waits and waits,
             )
         return found
+
+    def loading(self) -> str:
+        listed = self.source.listed() if isinstance(self.source, Models) else ()
+        loading = (f"{model.loading_percent or 0} % of {model.name}" for model in listed if model.state == "loading")
+        return next(loading, "")
 
 
 class _Unsaid(ClientLines):

@@ -45,3 +45,6 @@ class RowAsk(Protocol):
         """How far requests are that run just now, by their ids; those of others can be among them. Of several prompts
         of one body each is by itself, with a number behind the id. Empty where it is not told.
         """
+
+    def loading(self) -> str:
+        """Which of several models is loaded just now, and how far: `40 % of beta`; empty: none, as far as it is told."""

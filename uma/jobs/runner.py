@@ -184,7 +184,7 @@ class Runner:
                     known.completion_tokens + progress.completion_tokens,
                     known.waits and progress.waits,
                 )
-        self.tally.note(found)
+        self.tally.note(found, self.ask.loading())
 
     async def _next(self) -> RowWork | None:
         """The next row, once there is space for it; None: there is none, or the run is to stop."""

@@ -44,6 +44,9 @@ class ReturningServer(RowAsk):
     async def progress(self) -> Mapping[str, Progress]:
         return {} if self._ask is None else await self._ask.progress()
 
+    def loading(self) -> str:
+        return "" if self._ask is None else self._ask.loading()
+
     async def keep(self, client: Session) -> None:
         """Stay with `client`, and with whatever follows when it is lost; to be cancelled. Raises `JobChanged` where a
         server with another model follows.

@@ -142,6 +142,8 @@ class Tally:
     refused_rows: int = 0
     """Rows of these that were refused: they say nothing of the time that others take."""
     refused_bytes: int = 0
+    loading: str = ""
+    """The model that the rows wait for; see `RowAsk.loading`."""
     _ended_prompt_tokens: int = 0
     _ended_completion_tokens: int = 0
     _progress: dict[str, Progress] = attrs.field(factory=dict)
@@ -182,9 +184,9 @@ class Tally:
             self._ended_prompt_tokens += used.prompt_tokens
             self._ended_completion_tokens += used.completion_tokens
 
-    def note(self, progress: Mapping[str, Progress]) -> None:
-        """How far the rows are that run, by their requests' ids."""
-        self._progress = dict(progress)
+    def note(self, progress: Mapping[str, Progress], loading: str = "") -> None:
+        """How far the rows are that run, by their requests' ids; and the model that is loaded, where none is known."""
+        self._progress, self.loading = dict(progress), "" if progress else loading
 
     def forget(self, id: str) -> None:
         """This request has ended."""
