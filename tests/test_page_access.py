@@ -69,8 +69,9 @@ def theme_violations(page: Page) -> list[str]:
     return found
 
 
-def test_axe_has_nothing_against_any_view(browser: Browser, http_server: HttpServer) -> None:
-    with visitor(browser, http_server.url) as one:
+@pytest.mark.parametrize("width", [360, 1200])
+def test_axe_has_nothing_against_any_view(browser: Browser, http_server: HttpServer, width: int) -> None:
+    with visitor(browser, http_server.url, width=width) as one:
         page = one.visit().page
         page.locator("#model").wait_for()
         assert theme_violations(page) == []
@@ -84,7 +85,23 @@ def test_axe_has_nothing_against_any_view(browser: Browser, http_server: HttpSer
         assert theme_violations(page) == []
         page.keyboard.press("Enter")
         expect(page.get_by_role("heading", name="Own model", level=1)).to_be_in_viewport(ratio=1)
-        page.get_by_role("button", name="Settings", exact=True).click()
+        page.locator("#chips").click()
+        assert theme_violations(page) == []
+        page.keyboard.press("Escape")
+        for opener in ("#model", "#menu"):
+            page.locator(opener).click()
+            assert theme_violations(page) == [], opener
+            page.keyboard.press("Escape")
+        page.keyboard.press("Control+K")
+        page.get_by_role("combobox").fill("model")
+        expect(page.get_by_role("option").first).to_be_visible()
+        assert theme_violations(page) == []
+        page.get_by_role("combobox").fill("decide")
+        page.keyboard.press("Enter")
+        page.locator("#decided-text").fill("Come to the prize draw now.")
+        page.locator("#decided-questions").fill("Is it spam?\nHow urgent? = 1..3")
+        page.locator("#decide-now").click()
+        expect(page.locator(".decision")).to_have_count(2)
         assert theme_violations(page) == []
         page.keyboard.press("Escape")
         with busy_live_view(page, http_server):

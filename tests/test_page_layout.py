@@ -189,6 +189,37 @@ def test_numbers_of_lists_are_not_cut_and_tasks_stand_below_their_own(browser: B
         assert inner - outer >= 16
 
 
+def foot_rows(page: Page) -> int:
+    """The rows in which the foot of the last answer stands."""
+    rows: int = page.locator(".foot-row").last.evaluate(
+        """each => {
+            const shown = [...each.children].map((part) => part.getBoundingClientRect()).filter(({ width }) => width);
+            return new Set(shown.map(({ top, bottom }) => Math.round((top + bottom) / 2))).size;
+        }"""
+    )
+    return rows
+
+
+def test_the_foot_of_an_answer_is_one_row_and_a_small_window_has_no_hint(
+    browser: Browser, http_server: HttpServer
+) -> None:
+    with visitor(browser, http_server.url, width=1200) as one:
+        page = one.visit().page
+        one.ask("What is UMA?")
+        one.wait_for_answer()
+        hint, when = page.locator("#hint"), page.locator(".made-by")
+        expect(when).to_be_visible()
+        time = when.inner_text().split(" ")[-1]
+        expect(hint).to_be_visible()
+        for width in (1200, 768, 360):
+            resize(page, width, 640)
+            assert foot_rows(page) == 1, width
+        expect(when).to_be_hidden()
+        expect(hint).to_be_hidden()
+        page.locator(".figures").focus()
+        expect(page.locator(".figures-more")).to_contain_text(time)
+
+
 def check_toast(page: Page) -> None:
     """A notice's words break, its button's do not, on the narrowest of screens."""
     page.set_viewport_size({"width": 320, "height": 640})
@@ -228,6 +259,12 @@ def test_what_a_finger_touches_is_large_enough_and_enter_begins_a_line(
     assert box.input_value() == "What is UMA?\nBe short."
     page.get_by_role("button", name="Send", exact=True).tap()
     one.wait_for_answer()
+    # The model's name can be touched, and looks no larger than it is.
+    assert page.locator("#model").evaluate("each => getComputedStyle(each).borderTopColor") == "rgba(0, 0, 0, 0)"
+    assert page.locator(".top").evaluate("each => each.offsetHeight") <= 68
+    page.set_viewport_size({"width": 360, "height": 640})
+    assert foot_rows(page) == 1
+    page.set_viewport_size({"width": 390, "height": 844})
     small = """all => all.filter((each) => each.checkVisibility() && !each.closest("[inert]")).flatMap((each) => {
         const { width, height } = each.getBoundingClientRect();
         return Math.min(width, height) < 44 ? [`${each.id || each.getAttribute("aria-label")} ${width} ${height}`] : [];

@@ -37,7 +37,9 @@ LOAD = {
     **{f"waiting_{name}": int(name == "interactive") for name in ("interactive", "normal", "background")},
 }
 """Six requests that answer and one that waits, of two models."""
-READABLE = {360: (110, 250), 800: (45, 150), 1200: (45, 250), 1920: (45, 400)}
+BEYOND = "all => all.map((each) => each.scrollWidth - each.clientWidth)"
+"""By how much words are wider than their place."""
+READABLE = {360: (110, 250), 800: (45, 180), 1200: (45, 320), 1600: (45, 320), 1920: (45, 400)}
 """By the window's width: the most height of a request, and the least width of its ticks, in pixels."""
 MEASURES = """[
     Math.max(...[...document.querySelectorAll(".lane")].map(({ offsetHeight }) => offsetHeight)),
@@ -212,7 +214,10 @@ def test_the_live_view_names_a_model_that_is_waited_for(here: Visitor) -> None:
         {"name": name, "requests": [], "loading_percent": far, "waiting": 2} for name, far in SLOW.items()
     ]
     frame["models"] = [*loaded, *loading]
-    frame["metrics"]["kv_cells_total"] = 0
+    times = dict.fromkeys(("last", "p50", "p95", "p99"), 480.5) | {"count": 688}
+    frame["figures"] |= {"written_per_sec": 210.0, "read_per_sec": 410.0, "cached_share": 0.4}
+    frame["figures"] |= {"first_token_ms": times, "between_tokens_ms": times}
+    frame["metrics"] |= {"kv_cells_total": 0, "preemptions_total": 3}
     frame["activity"] = LOAD
     body = f"event: frame\ndata: {json.dumps(frame)}\n\n"
     page = here.page
@@ -231,4 +236,6 @@ def test_the_live_view_names_a_model_that_is_waited_for(here: Visitor) -> None:
         highest, narrowest = page.evaluate(MEASURES)
         assert highest <= most and narrowest >= canvas, (width, highest, narrowest)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+        beyond = page.locator(".tile :is(dt, dd)").evaluate_all(BEYOND)
+        assert len(beyond) == 18 and max(beyond) <= 0, (width, beyond)
     assert violations(page) == []
