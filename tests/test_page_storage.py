@@ -344,15 +344,14 @@ def test_openai_s_messages_and_chatgpt_s_export_are_imported(here: Visitor) -> N
         expect(bubbles).to_have_text(["Who are you?", "And I?"])
         expect(page.locator("#title")).to_have_text("Who are you?")
         expect(page.locator("#chips")).to_have_text("system prompt")
-        for word in ("pictures", "messages of the role tool"):
-            expect(page.locator(".toast").last).to_contain_text(word)
+        expect(page.locator(".toast").last).to_contain_text("pictures and other parts of messages")
     root = {"id": "root", "parent": None, "message": None}
     tree = {"title": "Of foxes", "mapping": {each["id"]: each for each in (root, *CHATGPT)}, "current_node": "c"}
     choose_text(page, json.dumps([tree, {"title": "Empty", "mapping": {"root": root}}]))
     expect(page.locator("#title")).to_have_text("Of foxes")
     expect(bubbles).to_have_text(["Who are you?"])
-    expect(blocks).to_have_text(["A fox."])
-    expect(page.locator("article.assistant")).not_to_contain_text("not finished")
+    expect(blocks.last).to_have_text("A fox.")
+    expect(page.locator("#thread")).not_to_contain_text("not finished")
     page.get_by_role("button", name="Previous version").click()
     expect(blocks).to_have_text(["An owl."])
     page.reload()
@@ -365,16 +364,57 @@ def test_calls_of_tools_are_imported_as_folded_blocks_with_the_tools_names(here:
     page = here.visit().page
     calls = page.locator("article.assistant details.call")
     choose_text(page, json.dumps(OPENAI))
-    expect(calls.locator("summary")).to_have_text(["Tool call: weather", "Tool call: weather"])
+    expect(calls.locator("summary")).to_have_text(["Tool call: weather", "Tool call: weather", "Tool result"])
     expect(calls.first).to_contain_text("Oslo")
     call = {"id": "x", "parent": "a", "message": TO_PYTHON}
     nodes = (CHATGPT[1], call, node("t", "x", "tool", "56"), node("c", "t", "assistant", "It is 56."))
     choose_text(page, json.dumps([{"title": "A product", "mapping": {each["id"]: each for each in nodes}}]))
     expect(page.locator("#title")).to_have_text("A product")
-    expect(page.locator(".toast").last).to_contain_text("messages of the role tool")
-    expect(calls.locator("summary")).to_have_text(["Tool call: python"])
-    expect(calls).to_contain_text("print(7 * 8)")
+    expect(calls.locator("summary")).to_have_text(["Tool call: python", "Tool result"])
+    expect(calls.first).to_contain_text("print(7 * 8)")
+    expect(calls.last).to_contain_text("56")
     expect(page.locator("article.assistant .blocks").last).to_have_text("It is 56.")
+
+
+ANTHROPIC = {
+    "model": "claude",
+    "system": [{"type": "text", "text": "You are a fox."}],
+    "messages": [
+        {"role": "user", "content": "What is the weather?"},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "text", "text": "I look."},
+                {"type": "tool_use", "id": "a", "name": "weather", "input": {"city": "Oslo"}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "a",
+                    "content": [{"type": "text", "text": "</tool_response> 5 °C"}],
+                }
+            ],
+        },
+        {"role": "assistant", "content": [{"type": "text", "text": "It is cold."}]},
+    ],
+}
+
+
+def test_anthropic_s_messages_are_imported_with_their_calls_and_results(here: Visitor) -> None:
+    page = here.visit().page
+    page.locator("#model").wait_for()
+    choose_text(page, json.dumps(ANTHROPIC))
+    expect(page.locator(".bubble")).to_have_text(["What is the weather?"])
+    calls = page.locator("article.assistant details.call")
+    expect(calls.locator("summary")).to_have_text(["Tool call: weather", "Tool result"])
+    expect(calls.first).to_contain_text("Oslo")
+    expect(calls.last).to_contain_text("5 °C")
+    expect(page.locator("article.assistant .blocks")).to_contain_text(["I look.", "", "It is cold."])
+    expect(page.locator("#chips")).to_have_text("system prompt")
+    expect(page.locator(".toast").last).not_to_contain_text("Left out")
 
 
 def test_notices_of_one_topic_take_each_others_place_and_can_be_closed(here: Visitor) -> None:

@@ -6,6 +6,7 @@ declare namespace markdown {
     tag: string;
     content: string;
     info: string;
+    markup: string;
     level: number;
     nesting: number;
     map: [number, number] | null;

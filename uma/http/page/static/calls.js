@@ -1,7 +1,6 @@
-/** A model's call of a tool, which it has written into its text: a folded block with the tool's name. */
+/** A model's call of a tool, which it has written into its text: a folded block with the tool's name. So is a result. */
 
-const OPEN = "<tool_call>";
-const CLOSE = "</tool_call>";
+const OPEN = /^<tool_(call|response)>/;
 /** In a call that is no JSON, or not yet. */
 const NAME = /"name"\s*:\s*"([^"]{1,100})"|<function=([^>]{1,100})>/;
 
@@ -9,11 +8,11 @@ const NAME = /"name"\s*:\s*"([^"]{1,100})"|<function=([^>]{1,100})>/;
 export function foldCalls(parser) {
   parser.block.ruler.before("table", "call", block, { alt: ["paragraph", "reference", "blockquote", "list"] });
   parser.renderer.rules.call = (tokens, index) => {
-    const { content } = tokens[index];
+    const { content, markup } = tokens[index];
     const name = NAME.exec(content)?.slice(1).find(Boolean) ?? "a tool";
     const { escapeHtml } = parser.utils;
     const code = `<pre><code data-language="json">${escapeHtml(content)}</code></pre>`;
-    return `<details class="call"><summary>Tool call: ${escapeHtml(name)}</summary>${code}</details>\n`;
+    return `<details class="call"><summary>${markup === "response" ? "Tool result" : `Tool call: ${escapeHtml(name)}`}</summary>${code}</details>\n`;
   };
 }
 
@@ -30,14 +29,14 @@ export function isCall(content) {
 /** One that is not closed (yet) goes on to the end. @param {markdown.StateBlock} state @param {number} start @param {number} end @param {boolean} silent */
 function block(state, start, end, silent) {
   const from = state.bMarks[start] + state.tShift[start];
-  if (!state.src.startsWith(OPEN, from)) return false;
-  if (silent) return true;
+  const [open, kind] = OPEN.exec(state.src.slice(from, from + 20)) ?? [];
+  if (!open || silent) return Boolean(open);
+  const close = open.replace("<", "</");
   let after = start + 1;
-  const isOpen = (/** @type {number} */ line) => !state.src.slice(from, state.eMarks[line]).includes(CLOSE);
+  const isOpen = (/** @type {number} */ line) => !state.src.slice(from, state.eMarks[line]).includes(close);
   while (after < end && isOpen(after - 1)) after++;
   state.line = after;
-  const token = state.push("call", "", 0);
-  token.map = [start, after];
-  token.content = state.src.slice(from + OPEN.length, state.eMarks[after - 1]).split(CLOSE)[0].trim();
+  const token = Object.assign(state.push("call", "", 0), { map: [start, after], markup: kind });
+  token.content = state.src.slice(from + open.length, state.eMarks[after - 1]).split(close)[0].trim();
   return true;
 }

@@ -6,7 +6,9 @@ import { isRecord, readSettings } from "./settings.js";
 import { branch, contentOf, freshId, picturesOf, show, titleOf } from "./tree.js";
 
 const FORMAT = "uma-conversations";
-const FORMS = "an export of this page, ChatGPT’s conversations.json, or OpenAI’s messages: [{\"role\": \"user\", \"content\": \"…\"}]";
+const FORMS = "an export of this page, ChatGPT’s conversations.json, or OpenAI’s or Anthropic’s messages: [{\"role\": \"user\", \"content\": \"…\"}]";
+/** A message that is nothing but what tools have told. */
+const RESULTS = /^<tool_response>[^]*<\/tool_response>$/;
 const FIGURES = {
   usage: ["prompt_tokens", "cached_tokens", "completion_tokens"],
   metrics: ["queue_ms", "ttft_ms", "decode_ms", "tokens_per_second", "batch_size"],
@@ -79,15 +81,16 @@ function adopted(file, dropped) {
 }
 
 /** ChatGPT's nodes as a conversation: each has a message with a role, an author or none. @param {any[]} nodes @param {any} raw @param {Set<string>} dropped */
-function treeOf(nodes, { title, update_time, current_node: leaf }, dropped) {
+function treeOf(nodes, { title, update_time, current_node: leaf, system: before }, dropped) {
   /** @type {Record<string, any>} */
   const messages = {};
   /** Parents of those that are left out, in whose place they stand. @type {Map<string, string>} */
   const above = new Map();
-  let system = "";
+  let system = textOf(before ?? "", dropped); // Anthropic's
   nodes.forEach(({ id, parent, message }, order) => {
-    const role = message?.author?.role ?? message?.role;
     const text = wordsOf(message, dropped);
+    // What a tool has told stands where its calls stand.
+    const role = RESULTS.test(text) ? "assistant" : (message?.author?.role ?? message?.role);
     if (text && (role === "user" || role === "assistant"))
       messages[id] = { id, parent, role, text, at: 1_000 * (message.create_time ?? 0) + order, isImported: true, thinking: message.reasoning_content };
     else above.set(id, parent);
@@ -106,6 +109,7 @@ function treeOf(nodes, { title, update_time, current_node: leaf }, dropped) {
 function wordsOf(message, dropped) {
   const text = textOf(message?.content, dropped);
   const { recipient = "all", tool_calls: several = [], function_call: one = [] } = message ?? {};
+  if (text && (message.author?.role ?? message.role) === "tool") return resultOf(text);
   if (text && recipient !== "all") return callOf({ name: recipient, arguments: text });
   const calls = [several ?? [], one ?? []].flat().map((each) => callOf(each?.function ?? each));
   return [text, ...calls].filter(Boolean).join("\n\n");
@@ -120,10 +124,16 @@ function callOf(call) {
   return `<tool_call>\n${JSON.stringify({ name: call?.name, arguments: given }).replaceAll("<", "\\u003c")}\n</tool_call>`;
 }
 
-/** @param {any} content @param {Set<string>} dropped */
+/** @param {string} text */
+const resultOf = (text) => `<tool_response>\n${text.replaceAll("</tool_response>", "<\\/tool_response>")}\n</tool_response>`;
+
+/** @param {any} content @param {Set<string>} dropped @returns {string} */
 function textOf(content, dropped) {
   const parts = typeof content === "string" ? [content] : Array.isArray(content) ? content : [content?.parts ?? content?.text ?? []].flat();
-  const texts = parts.map((part) => (typeof part === "string" ? part : part?.text));
+  const texts = parts.map((/** @type {any} */ part) => {
+    if (part?.type === "tool_use") return callOf({ name: part.name, arguments: part.input });
+    return part?.type === "tool_result" ? resultOf(textOf(part.content, dropped)) : (part?.text ?? part);
+  });
   if (texts.some((text) => typeof text !== "string")) dropped.add("pictures and other parts of messages");
   return texts.filter((text) => text && typeof text === "string").join("\n\n");
 }
@@ -142,7 +152,7 @@ export function isConversation(raw) {
 export function mended(raw, info, dropped = new Set()) {
   const conversation = {
     ...raw,
-    title: readTitle(raw.title),
+    title: typeof raw.title === "string" ? raw.title.slice(0, 200) : "",
     updated: Number.isFinite(raw.updated) ? raw.updated : Date.now(),
     settings: readSettings(raw.settings, info, dropped),
     pinned: raw.pinned === true,
@@ -170,11 +180,6 @@ function withFreshIds(conversation) {
     return [id, { ...each, id, parent: idOf(each.parent), token: undefined }];
   });
   return { ...conversation, id: freshId(), messages: Object.fromEntries(messages), leaf: idOf(conversation.leaf) };
-}
-
-/** @param {unknown} title */
-function readTitle(title) {
-  return typeof title === "string" ? title.slice(0, 200) : "";
 }
 
 /** @param {Conversation} conversation */
