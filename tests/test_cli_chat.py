@@ -30,6 +30,7 @@ from harness import (
     uma_command,
     until,
 )
+from models import write_model
 from uma.cli.chat import COMMANDS
 from uma.cli.conversation import ChatFileError, ChatHistory, ChatTurn
 from uma.cli.editor import MAX_HISTORY_BYTES
@@ -578,13 +579,17 @@ def test_a_line_of_a_pipe_is_a_question_whatever_it_begins_with(server: ServerPr
 
 def test_a_chat_goes_on_with_another_of_several_models(folder: Path, home: Path) -> None:
     models = shutil.copytree(folder, home / "models")
+    write_model(models / "huge.gguf", feed_forward=250_000)
+    flags = ("--models", "alpha,beta,huge", "--memory", "300")
     with (
         short_directory() as place,
-        running_server(place / "uma.sock", "--models", "alpha,beta", UMA_MODELS=str(models)) as server,
+        running_server(place / "uma.sock", *flags, UMA_MODELS=str(models)) as server,
         chat(server, home, *SHORT) as terminal,
     ):
         ask(terminal, "first question")
-        tell(terminal, "/model gamma", "model: 'gamma': model not found; there are alpha, beta")
+        tell(terminal, "/model gamma", "model: 'gamma': model not found; there are alpha, beta, huge")
+        tell(terminal, "/model hu", "--memory")
+        assert re.search(r"huge takes about .*--memory \d+ is enough", re.sub(r"\s+", " ", terminal.text))
         beta = models / "beta.gguf"
         whole, _ = beta.read_bytes(), beta.write_bytes(b"GGUF")
         tell(terminal, "/model be", "The next question goes to beta.")
@@ -592,7 +597,7 @@ def test_a_chat_goes_on_with_another_of_several_models(folder: Path, home: Path)
         beta.write_bytes(whole)
         tell(terminal, "/model be", "The next question goes to beta.")
         ask(terminal, "second question")
-        tell(terminal, "/model", "others  alpha")
+        tell(terminal, "/model", "others  alpha, huge")
         assert "beta.gguf" in re.sub(r"\s", "", terminal.text)
         tell(terminal, "/undo", "Taken back: second question")
         tell(terminal, "/undo", "Taken back: first question")

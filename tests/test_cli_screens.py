@@ -17,7 +17,7 @@ from uma.cli import main, say
 from uma.cli.checks import Check
 from uma.cli.doctor import show_checks
 from uma.cli.explain import show_explained
-from uma.cli.models import show_models
+from uma.cli.models import Memory, show_models
 from uma.cli.ps import Running, show_servers
 from uma.cli.pull import show_offers
 from uma.models.catalog import ModelFile
@@ -43,7 +43,7 @@ def models() -> None:
             model("Qwen3-VL-30B-A3B-Instruct-UD-Q4_K_XL", 18 * GB, place="Hugging Face", kind="MoE", vision=True),
             model("cut", 12, problem="/models/cut.gguf: ends in the middle of its header (12 bytes); pull it again"),
         ],
-        8 * GB,
+        Memory(8 * GB),
     )
 
 

@@ -456,6 +456,39 @@ def test_a_model_that_can_never_fit_is_told_at_the_start_and_refused_with_what_i
     assert re.search(told, answer.json["error"]["message"])
 
 
+def test_models_that_never_fit_into_the_memory_of_all_are_told_by_run_doctor_and_the_list_of_models(
+    tmp_path: Path,
+) -> None:
+    write_model(tmp_path / "large.gguf", feed_forward=40_000)
+    write_large_cells(tmp_path / "wide.gguf", layers=32, kv_heads=8)
+    write_model(tmp_path / "little.gguf")
+    flags = ("--models", "all", "--memory", "120")
+    with short_directory() as place, running_http(place, *flags, UMA_MODELS=str(tmp_path)) as server:
+        log = server.process.log
+        log.wait_for('event=model.too_large reason="large takes about .* --memory [0-9]+ is enough"')
+        log.wait_for('event=model.too_large reason="wide does not fit: .* --memory [0-9]+ is enough"')
+        enough = re.search(r'reason="wide .* --memory (\d+) is enough"', log.text)
+        assert enough is not None
+        assert "little" not in "".join(re.findall("model.too_large.*", log.text))
+        environ = {"UMA_MODELS": str(tmp_path), "UMA_SOCKET": str(server.process.socket)}
+        listed = run_to_end(*uma_command("models"), environ=environ)
+        assert dict(re.findall(r"^(\w+) .* (yes|no) ", listed.stdout, re.MULTILINE)) == {
+            "builtin": "yes",
+            "large": "no",
+            "little": "yes",
+            "wide": "no",
+        }
+        assert f"fits: into 126 MB, what the models of the server on {server.process.socket} can have" in listed.stderr
+        found = json.loads(run_to_end(*uma_command("doctor", "--json"), environ=environ).stdout)["checks"]
+        (asked,) = (check["finding"] for check in found if check["name"] == "server")
+        assert len(re.findall("too large: (large|wide) ", asked)) == 2
+    for memory, is_told in ((120, True), (int(enough[1]), False)):
+        alone = environ | {"UMA_SOCKET": str(tmp_path / "none")}
+        done = run_to_end(*uma_command("doctor", "--json", "--memory", str(memory)), environ=alone)
+        too_large = [check["finding"] for check in json.loads(done.stdout)["checks"] if check["name"] == "too large"]
+        assert ("wide does not fit" in "".join(too_large)) == is_told
+
+
 def test_an_idle_model_leaves_and_is_loaded_again_for_the_next_request(
     serve_models: ServeModels, texts: Mapping[str, str]
 ) -> None:

@@ -9,7 +9,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from uma.cli.generate import quiet
 from uma.cli.options import load_settings, sampling_of
 from uma.cli.pictures import ChatPicture, dropped
 from uma.cli.slash import ALIASES, COMMANDS, DESTRUCTIVE, FAREWELLS, NO_ROOM, SET
-from uma.cli.source import Bond, Opened, open_source, told_progress
+from uma.cli.source import Bond, Opened, open_source, told_progress, told_too_large
 from uma.cli.terminal import TextOutput
 from uma.cli.trio_run import Interrupts, run
 from uma.cli.view import DROPPED, PROMPT, ChatView, PlainLines, PlainView
@@ -193,9 +193,9 @@ class Chat:
         elif line == DROPPED:
             self.view.tell("Ctrl-D or /quit leaves.")
         elif self.is_interactive and (path := dropped(line)) is not None:
-            self._obey(partial(self.add_picture, path))
+            await self._obey(partial(self.add_picture, path))
         elif line.startswith("/") and self.takes_commands:
-            self.command(line)
+            await self.command(line)
             question, self.again = self.again, None
             return question
         elif self.is_interactive and line.strip().lower() in FAREWELLS:
@@ -374,7 +374,7 @@ class Chat:
         self.view.tell("From now on the oldest turns are left out where the context is full.")
         self.again, self.refused = self.refused, None
 
-    def switch(self, name: str) -> None:
+    async def switch(self, name: str) -> None:
         """Take another model, from the next question on: of a server's several the one of this name, else whatever it
         has.
         """
@@ -388,7 +388,11 @@ class Chat:
                 self.view.complain(f"{name}: model not found; this server has one model")
                 return
             base, plus, adapter = name.partition("+")
-            name = one_meant(base, {model: (model,) for model in several}) + plus + adapter
+            base = one_meant(base, {model: (model,) for model in several})
+            if self.opened is not None and (why := await told_too_large(self.opened.source, base)):
+                self.view.complain(why)
+                return
+            name = base + plus + adapter
             self.bond, self.opened, self.model = Bond(None, is_one_of_several=True, name=name), None, None
             self.view.tell(f"The next question goes to {name}.")
         elif self.bond is None:
@@ -415,7 +419,7 @@ class Chat:
             one_meant(base, {card.name: (card.name, card.title), **dict.fromkeys(words.with_adapters(info), ())})
         return None if adapter_in(asked, adapters) is None else with_adapter(card.name, asked, adapters)
 
-    def command(self, line: str) -> None:
+    async def command(self, line: str) -> None:
         """Obey a line that begins with a slash."""
         name, _, argument = line.strip().partition(" ")
         if name.removeprefix("/") in SET:
@@ -426,11 +430,12 @@ class Chat:
             near = nearest(name, COMMANDS.keys() - DESTRUCTIVE) or "; /help tells those there are"
             self.view.complain(f"no such command: {name}{near}")
             return
-        self._obey(partial(known.act, self, argument.strip()))
+        await self._obey(partial(known.act, self, argument.strip()))
 
-    def _obey(self, act: Callable[[], None]) -> None:
+    async def _obey(self, act: Callable[[], Awaitable[None] | None]) -> None:
         try:
-            act()
+            if (under_way := act()) is not None:
+                await under_way
         except UmaError as error:
             self.n_failed += 1
             self.view.complain(error.message)

@@ -311,6 +311,7 @@ async def _ask_server(config: RuntimeConfig) -> Check:
             async with connect(config.socket, loads=False, waits=False) as client:
                 health, several = await client.health(), client.info.models
                 card = words.model_line(client.info.model)
+                listed = await client.models() if several else ()
         except Loading:
             async with dialled(config.socket) as client:
                 health = await client.health(probe=False)
@@ -318,6 +319,7 @@ async def _ask_server(config: RuntimeConfig) -> Check:
                 raise
             return Check("server", f"loading its model, {health.loading_percent} %")
     if several and health.status == "ok":
-        return Check("server", f"ok: {words.names(several)}")
+        too_large = [f"too large: {model.failure}" for model in listed if not model.fits]
+        return Check("server", "; ".join([f"ok: {words.names(several)}", *too_large]))
     todo = "its engine gives no token: look at its log, restart it" if health.status == "stalled" else ""
     return Check("server", f"{health.status}, a token after {words.duration(health.latency_ms)}: {card}", todo)

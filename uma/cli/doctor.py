@@ -13,13 +13,14 @@ import trio
 
 from uma.cli import checks
 from uma.cli.checks import Check
-from uma.cli.default_model import with_default
+from uma.cli.default_model import with_all, with_default
 from uma.cli.options import load_settings
 from uma.cli.ps import running
 from uma.cli.sanitize import json_text
 from uma.cli.table import print_table, print_wrapped
 from uma.config import Loaded, RuntimeConfig
 from uma.errors import ModelError
+from uma.supervisor import too_large
 
 NEEDS_DOING = 1
 
@@ -29,6 +30,7 @@ def main(options: argparse.Namespace) -> int:
     loaded = load_settings(options)
     missing = []
     try:
+        missing = _too_large(with_all(loaded))
         loaded = with_default(loaded)
     except ModelError as error:
         missing = [Check("served models", "not all of those that the settings name are here", error.message)]
@@ -53,6 +55,12 @@ def examine(config: RuntimeConfig) -> list[Check]:
         *checks.models(config),
         checks.server(config),
     ]
+
+
+def _too_large(loaded: Loaded) -> list[Check]:
+    """Those of several models that a server with these settings could never load."""
+    found = trio.run(too_large, loaded.config, loaded.models) if loaded.config.models else ()
+    return [Check("too large", "; ".join(found))] if found else []
 
 
 def _other_servers(loaded: Loaded) -> list[Check]:

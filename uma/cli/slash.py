@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -48,8 +48,8 @@ class Talk(Protocol):
     taken_back: ChatTurn | None
     """A turn that comes back where its question gets no other answer."""
 
-    def switch(self, name: str) -> None:
-        """Go on with another model: the one of this name, or whatever the server has now."""
+    async def switch(self, name: str) -> None:
+        """Go on with another model: the one of this name, unless no memory holds it, or whatever the server has now."""
 
     def shorten(self) -> None:
         """Leave out the oldest turns from now on, as many as it takes for a question to fit."""
@@ -184,9 +184,9 @@ def _value_words(chat: Talk, name: str) -> str:
     return f"{CHAT_SAMPLING.get(name, getattr(SamplerSettings(), name)):g} (default)"
 
 
-def _model(chat: Talk, name: str) -> None:
+async def _model(chat: Talk, name: str) -> None:
     if name:
-        chat.switch(name)
+        await chat.switch(name)
         return
     if chat.info is None:
         chat.view.tell("There is no model yet.")
@@ -230,7 +230,7 @@ class SlashCommand:
 
     argument: str
     help: str
-    act: Callable[[Talk, str], None]
+    act: Callable[[Talk, str], Awaitable[None] | None]
 
 
 COMMANDS: dict[str, SlashCommand] = {

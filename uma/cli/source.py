@@ -39,6 +39,8 @@ LOOK_SEC = 0.5
 """Interval between two looks at how far a request is."""
 PAUSED_SEC = 1.0
 """Maximum time in which a server says whether it is paused."""
+LISTED_SEC = 2.0
+"""Maximum time in which a server says which of its models fit."""
 NOT_LISTENING = (errno.ENOENT, errno.ECONNREFUSED, errno.ENOTSOCK, errno.ENOTDIR)
 SLOW_TO_LOAD_BYTES = 300_000_000
 ABOUT_LOADING = frozenset(settings()) - SERVER_ONLY - SAMPLING - LOG - {"model", "socket"}
@@ -110,6 +112,14 @@ async def told_paused(source: Source) -> str:
     """That a source computes nothing until it is told to, and how that ends; empty where it does not tell so."""
     with suppress(UmaError), trio.move_on_after(PAUSED_SEC):
         return PAUSED if (await source.metrics()).get("paused_sec") else ""
+    return ""
+
+
+async def told_too_large(source: Source, name: str) -> str:
+    """Why a server of several models can never load the one of this name; empty where it can, or does not tell so."""
+    with suppress(UmaError), trio.move_on_after(LISTED_SEC):
+        if isinstance(source, Client):
+            return next((model.failure for model in await source.models() if model.name == name and not model.fits), "")
     return ""
 
 

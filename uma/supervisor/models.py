@@ -42,7 +42,7 @@ from uma.net.file_watch import state_of
 from uma.net.logfmt import log
 from uma.supervisor.backoff import Failures
 from uma.supervisor.child import CACHE_SHARE, child_config, running, taken_bytes
-from uma.supervisor.estimate import most_weights_bytes, planned_memory
+from uma.supervisor.estimate import most_weights_bytes, planned_memory, rough_bytes
 from uma.supervisor.files import HubDownload, removal_of, remove
 from uma.supervisor.model import LOOK_SEC, MOST_MODELS, STANDSTILL_SEC, LoadedModel, ModelLoad, ServedModel
 from uma.supervisor.pressure import Pressure
@@ -81,6 +81,8 @@ EVERY_SEC = 2.0
 """Time between two looks that are answered."""
 MOST_LOADS = 2
 """Models that are loaded at once: a small one does not wait behind a large one, and the disk is not shared by many."""
+ENOUGH = (1, 1.25, 1.5, 2, 4)
+"""Memory that is tried for a model without any for its context: multiples of what there is, or it roughly takes."""
 MOST_PLANNED = 64
 """Maximum models whose headers are read before they are asked for."""
 RESCAN_SEC = 2.0
@@ -421,7 +423,7 @@ class LoadedModels(Models):
                     both.start_soon(self._at_changes, self._let_idle_go)
                     both.start_soon(self._measure_used)
                     both.start_soon(self._load_pinned)
-                    both.start_soon(self._plan_listed)
+                    both.start_soon(self._tell_too_large)
                     if self.config.yield_memory:
                         both.start_soon(self._yield_memory)
                     both.start_soon(self._at_changes, self._bring_back)
@@ -460,21 +462,15 @@ class LoadedModels(Models):
             nursery.start_soon(self._serve, model)
 
     async def check_room(self) -> None:
-        """Raise `ConfigError` where not one model fits into what all can have. Those that were chosen by name and do
-        not fit are told in the log.
-        """
-        too_large: list[str] = []
+        """Raise `ConfigError` where not one model fits into what all can have. `run` tells of those that do not."""
+        smallest = ""
         for file in sorted(self.shelf.files, key=lambda candidate: candidate.size_bytes):
             model = self._model_of(file)
             await self._plan(model)
-            if objection := self._objection(model):
-                too_large.append(objection)
-            elif self.config.models == ALL_MODELS:
+            if not (objection := self._objection(model)):
                 return
-        if len(too_large) == len(self.shelf.files):
-            raise ConfigError(f"memory: {too_large[0]}; it is the smallest")
-        for reason in too_large:
-            log(_log, logging.WARNING, "model.too_large", reason=reason)
+            smallest = smallest or objection
+        raise ConfigError(f"memory: {smallest}; it is the smallest")
 
     async def _plan(self, model: ServedModel) -> None:
         """Note what a model will take, or that no memory holds it: as its process would find, which is not begun."""
@@ -485,15 +481,31 @@ class LoadedModels(Models):
             )
         except ConfigError as error:
             has = f"{model.file.name} does not fit: {self._has()}"
-            model.planned_bytes, model.objection = 0, f"{has}; {error.message}"
+            model.planned_bytes, model.objection = 0, f"{has}; {error.message}{await self._enough(model)}"
         else:
             model.planned_bytes, model.objection = planned + config.cache_ram_mb * 2**20, ""  # which fills later
 
-    async def _plan_listed(self) -> None:
-        """Plan models that no request has asked for, so that lists say which of them never fit."""
+    async def _enough(self, model: ServedModel) -> str:
+        """The `--memory` that is enough for a model without memory for its context; empty where none was found."""
+        for factor in ENOUGH:
+            budget_bytes = int(factor * max(rough_bytes(model.file.size_bytes), self.budget_bytes))
+            config = self._child_config(model, budget_bytes)
+            with suppress(ConfigError):
+                await trio.to_thread.run_sync(planned_memory, model.file.path, config, abandon_on_cancel=True)
+                return f"; or --memory {budget_bytes // 2**20} is enough"
+        return ""
+
+    async def too_large(self) -> AsyncIterator[str]:
+        """Plan models that no request has asked for: lists say which of them never fit. The reasons of these."""
         for file in self.shelf.files[:MOST_PLANNED]:
             if not (model := self._model_of(file)).has_plan:
                 await self._plan(model)
+            if objection := self._objection(model):
+                yield objection
+
+    async def _tell_too_large(self) -> None:
+        async for reason in self.too_large():
+            log(_log, logging.WARNING, "model.too_large", reason=reason)
 
     def _objection(self, model: ServedModel) -> str:
         """Why no memory holds a model; empty where all models together can have as much."""
@@ -519,9 +531,9 @@ class LoadedModels(Models):
                 helps = f"--n-ctx {n_ctx} or {helps}"
         return f"{takes}, and {there}; {helps} is enough"
 
-    def _child_config(self, model: ServedModel) -> RuntimeConfig:
+    def _child_config(self, model: ServedModel, budget_bytes: int = 0) -> RuntimeConfig:
         path = BUILTIN if model.file.name == BUILTIN else str(model.file.path)
-        return child_config(self._config_of(model.file), path, self.budget_bytes)
+        return child_config(self._config_of(model.file), path, budget_bytes or self.budget_bytes)
 
     def _config_of(self, file: ModelFile) -> RuntimeConfig:
         """The settings that a model has."""
@@ -820,6 +832,13 @@ async def open_models(
         nursery.start_soon(models.run)
         yield models
         models.close()
+
+
+async def too_large(config: RuntimeConfig, tables: Mapping[str, ModelSettings]) -> Sequence[str]:
+    """Why a server with these settings could never load some of its models. Raises `ModelError` as `open_models`."""
+    models = LoadedModels(config, shelf_of(config, tables), budget_of(config))
+    await trio.to_thread.run_sync(models.shelf.read)
+    return [reason async for reason in models.too_large()]
 
 
 def shelf_of(config: RuntimeConfig, tables: Mapping[str, ModelSettings]) -> Shelf:
