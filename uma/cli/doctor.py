@@ -58,7 +58,7 @@ def examine(config: RuntimeConfig) -> list[Check]:
 
 
 def _too_large(loaded: Loaded) -> list[Check]:
-    """Those of several models that a server with these settings could never load."""
+    """A check of the models that a server with these settings could never load, where there are any."""
     found = trio.run(too_large, loaded.config, loaded.models) if loaded.config.models else ()
     return [Check("too large", "; ".join(found))] if found else []
 
