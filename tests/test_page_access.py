@@ -476,9 +476,11 @@ def test_the_way_to_the_content_leads_to_the_view_that_is_shown(
 def test_tab_stays_in_the_list_that_lies_over_the_page(browser: Browser, http_server: HttpServer) -> None:
     with visitor(browser, http_server.url, width=360, height=640) as one:
         page = one.visit().page
+        page.emulate_media(reduced_motion="no-preference")  # while it slides in, too, it takes the focus
         opener = page.get_by_role("button", name="Show the list of conversations")
         opener.click()
-        expect(page.get_by_role("button", name="New chat", exact=True)).to_be_focused()
+        drawer = page.get_by_role("dialog", name="Conversations and model")
+        expect(drawer.get_by_role("button", name="Close the list of conversations")).to_be_focused()
         # Behind its last control comes the browser's own, which here is none of the page's.
         places = set()
         for _ in range(MAX_TABS):

@@ -147,6 +147,34 @@ def test_tokens_are_marked_by_their_probability_with_what_was_likely_instead(her
     assert chips_box and send_box and chips_box["x"] + chips_box["width"] <= send_box["x"]
 
 
+def test_a_preset_that_is_saved_changes_nothing_and_a_reset_can_be_undone(here: Visitor) -> None:
+    page = here.visit().page
+    page.get_by_role("button", name="Settings", exact=True).click()
+    answers, chosen = page.get_by_label("Answers at once"), page.get_by_label("Preset", exact=True)
+    named, save = page.get_by_label("Name of the preset"), page.get_by_role("button", name="Save", exact=True)
+    answers.fill("2")
+    named.fill("Fox")
+    save.click()
+    expect(page.locator("#preset-told")).to_have_text("Saved.")
+    expect(answers).to_have_value("2")
+    expect(chosen).to_have_value("Fox")
+    page.get_by_role("button", name="Reset to defaults").click()
+    expect(answers).to_have_value("")
+    page.get_by_role("button", name="Undo the reset").click()
+    expect(answers).to_have_value("2")
+    page.get_by_role("button", name="Reset to defaults").click()
+    chosen.select_option("Fox")
+    expect(answers).to_have_value("2")
+    expect(chosen).to_have_value("Fox")
+    expect(page.get_by_role("button", name="Reset to defaults")).to_be_visible()
+    named.fill("Wolf")
+    save.click()
+    page.get_by_role("button", name="Delete", exact=True).click()
+    expect(page.locator("#preset-told")).to_have_text("Deleted.")
+    expect(chosen.get_by_role("option")).to_have_text(["Choose a preset …", "Fox"])
+    expect(answers).to_have_value("2")
+
+
 def test_presets_several_answers_and_a_schema_reach_the_server(here: Visitor) -> None:
     page = here.visit().page
     page.get_by_role("button", name="Settings", exact=True).click()

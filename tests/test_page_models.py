@@ -97,6 +97,7 @@ def test_a_conversation_keeps_the_model_that_it_began_with(here: Visitor) -> Non
     listed(page)
     page.keyboard.press("Enter")  # the one that it is, though another one stands before it
     expect(picker).to_have_text("beta")
+    expect(page.get_by_label("Message", exact=True)).to_be_focused()  # for what is typed next
     page.locator("#attach-file").set_input_files({"name": "a.txt", "mimeType": "text/plain", "buffer": b"word " * 80})
     expect(page.locator("#attached .file")).to_contain_text("a.txt400 bytes · about 100 tokens")
     here.ask("Which one are you?")

@@ -99,10 +99,7 @@ class Scene {
 }
 
 class Lane {
-  /**
-   * @param {RunningRequest} request
-   * @param {boolean} isLate It ran before the view was opened: when its tokens were computed is not known.
-   */
+  /** @param {RunningRequest} request @param {boolean} isLate It ran before the view was opened: when its tokens were computed is not known. */
   constructor(request, isLate) {
     /** By column number since the server's clock began. @type {Map<number, Tick>} */
     this.ticks = new Map();
@@ -261,10 +258,7 @@ class Lane {
 }
 
 export class Lanes {
-  /**
-   * @param {HTMLElement} list
-   * @param {(id: string) => Own | undefined} [own] What can be done with a request.
-   */
+  /** @param {HTMLElement} list @param {(id: string) => Own | undefined} [own] What can be done with a request. */
   constructor(list, own = () => undefined) {
     this.list = list;
     /** Says how many are not shown. */

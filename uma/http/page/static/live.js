@@ -70,10 +70,7 @@ function about(ms) {
 }
 
 export class LiveView {
-  /**
-   * @param {(id: string) => Own | undefined} own What can be done with the answer of this page's that is this request.
-   * @param {() => Info | undefined} info
-   */
+  /** @param {(id: string) => Own | undefined} own What can be done with the answer of this page's that is this request. @param {() => Info | undefined} info */
   constructor(own, info = () => undefined) {
     this.element = byId("live-view", HTMLElement);
     this.own = own;

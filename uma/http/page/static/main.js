@@ -75,6 +75,7 @@ const picker = new Picker({
   choose: (name) => {
     keep(MODEL_KEY, name);
     chat.setModel(name);
+    composer.focus();
   },
   changed: () => palette.show(),
 });
@@ -292,7 +293,7 @@ function begin() {
   clearToasts();
   sidebar.show(false);
   go("#chat");
-  composer.input.focus();
+  composer.focus();
 }
 
 function showKeys() {
@@ -559,5 +560,5 @@ for (const [id] of composer.drafts.queued) if (!chat.answering.has(id)) composer
 tellLosses(chat.hasStore);
 if (!location.hash && chat.answering.size) history.replaceState(null, "", `#c/${[...chat.answering][0]}`);
 route();
-composer.input.focus({ preventScroll: true });
+composer.focus();
 document.documentElement.dataset.ready = "true";

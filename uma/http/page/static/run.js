@@ -25,11 +25,7 @@ const STOP_PAUSES_MS = [0, 300, 1_000, 3_000, 10_000, 30_000];
 const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
 export class Run {
-  /**
-   * @param {Message} message The answer, with its resume token.
-   * @param {Turns} turns
-   * @param {Record<string, unknown>} [body] What to ask; without it the answer is picked up where it is.
-   */
+  /** @param {Message} message The answer, with its resume token. @param {Turns} turns @param {Record<string, unknown>} [body] What to ask; without it the answer is picked up where it is. */
   constructor(message, turns, body) {
     this.message = message;
     this.turns = turns;

@@ -130,18 +130,17 @@ export function summary(settings) {
 /**
  * Show the sheet. Changes count at once.
  *
- * @param {Settings} settings
- * @param {Info | undefined} info
- * @param {(settings: Settings) => void} onChange
+ * @param {Settings} settings @param {Info | undefined} info @param {(settings: Settings) => void} onChange
+ * @param {string} preset The name of the preset that was chosen. @param {Settings} [before] Those that a reset has replaced.
  */
-export function openSettings(settings, info, onChange) {
+export function openSettings(settings, info, onChange, preset = "", before = undefined) {
   const dialog = byId("settings", HTMLDialogElement);
   const draft = structuredClone(settings);
   const changed = () => onChange(structuredClone(draft));
-  const load = (/** @type {Settings} */ chosen) => {
+  const load = (/** @type {Settings} */ chosen, preset = "", /** @type {Settings | undefined} */ before = undefined) => {
     Object.assign(draft, { answers: undefined }, chosen);
     changed();
-    openSettings(draft, info, onChange);
+    openSettings(draft, info, onChange, preset, before);
   };
   const system = byId("system", HTMLTextAreaElement);
   system.value = draft.system;
@@ -149,10 +148,13 @@ export function openSettings(settings, info, onChange) {
     draft.system = system.value;
     changed();
   };
-  presets(draft, info, load);
+  presets(preset, draft, info, load);
   byId("thinking-choice", HTMLFieldSetElement).hidden = !info?.capabilities.reasoning_switch;
   choices(draft, changed);
-  byId("reset", HTMLButtonElement).onclick = () => load({ ...structuredClone(DEFAULTS), system: draft.system });
+  const reset = byId("reset", HTMLButtonElement);
+  reset.textContent = before ? "Undo the reset" : "Reset to defaults";
+  const fresh = () => load({ ...structuredClone(DEFAULTS), system: draft.system }, "", structuredClone(draft));
+  reset.onclick = () => (before ? load(before) : fresh());
   byId("numbers", HTMLElement).replaceChildren(...fields(info).map((field) => numberField(field, draft, info, changed)));
   stops(draft, changed);
   schema(draft, changed);
@@ -176,33 +178,30 @@ function keptPresets() {
   }
 }
 
-/** Instructions and settings under a name of one's own. @param {Settings} draft @param {Info | undefined} info @param {(settings: Settings) => void} load */
-function presets(draft, info, load) {
+/** Instructions and settings under a name of one's own. @param {string} chosen @param {Settings} draft @param {Info | undefined} info @param {(settings: Settings, preset: string) => void} load */
+function presets(chosen, draft, info, load, told = "") {
   const all = keptPresets();
   const names = Object.keys(all);
   const [choice, input] = [byId("preset", HTMLSelectElement), byId("preset-name", HTMLInputElement)];
   const [put, remove] = [byId("save-preset", HTMLButtonElement), byId("delete-preset", HTMLButtonElement)];
-  const save = (/** @type {Record<string, any>} */ changed) => {
+  const save = (/** @type {Record<string, any>} */ changed, /** @type {string} */ preset, /** @type {string} */ words) => {
     keep(PRESETS_KEY, JSON.stringify(changed));
-    load(draft);
+    presets(preset, draft, info, load, words);
     input.focus();
   };
   const none = h("option", { value: "" }, "Choose a preset …");
   choice.replaceChildren(none, ...names.map((name) => h("option", { value: name }, name)));
-  choice.onchange = () => choice.value && load(readSettings(all[choice.value], info));
-  input.value = "";
+  choice.onchange = () => choice.value && load(readSettings(all[choice.value], info), choice.value);
+  choice.value = input.value = chosen;
+  byId("preset-told", HTMLElement).textContent = told;
   const name = () => input.value.trim();
-  put.onclick = () => name() && save({ ...all, [name()]: draft });
-  remove.onclick = () => name() && save(Object.fromEntries(Object.entries(all).filter(([each]) => each !== name())));
+  put.onclick = () => name() && save({ ...all, [name()]: draft }, name(), "Saved.");
+  const others = () => Object.fromEntries(Object.entries(all).filter(([each]) => each !== name()));
+  remove.onclick = () => name() in all && save(others(), "", "Deleted.");
   choice.hidden = remove.hidden = !names.length;
 }
 
-/**
- * A setting that is a text, and what is wrong with it.
- *
- * @param {string} name @param {string} text
- * @param {(text: string) => string} set Sets it, and says what is wrong.
- */
+/** A setting that is a text, and what is wrong with it. @param {string} name @param {string} text @param {(text: string) => string} set Sets it, and says what is wrong. */
 function textField(name, text, set) {
   const [area, fault] = [byId(`set-${name}`, HTMLTextAreaElement), byId(`set-${name}-fault`, HTMLElement)];
   const tell = (/** @type {string} */ words) => {

@@ -51,12 +51,14 @@ export class Sidebar {
     const wasShown = this.element.classList.contains("is-open");
     this.element.classList.toggle("is-open", isDrawer && isShown);
     this.element.inert = isDrawer && !isShown;
+    this.element.role = isDrawer ? "dialog" : "complementary";
+    this.element.ariaModal = isDrawer ? "true" : null;
     // What lies under the list is out of reach while it is open, the way around the list too.
     for (const under of ["page", "skip"]) byId(under, HTMLElement).inert = isDrawer && isShown;
     this.scrim.hidden = !(isDrawer && isShown);
     this.opener.setAttribute("aria-expanded", String(isDrawer && isShown));
     if (!isDrawer) return;
-    if (isShown) byId("new-chat", HTMLButtonElement).focus();
+    if (isShown) this.element.querySelector("button")?.focus();
     else if (wasShown) this.opener.focus();
   }
 
