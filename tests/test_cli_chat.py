@@ -813,6 +813,25 @@ def test_each_line_of_a_pipe_is_a_turn_of_one_conversation_which_another_goes_on
     file = tmp_path / "talk.json"
     assert piped(server, "Why?\n", "--load", str(file), "--save", str(file)).returncode == 0
     assert [turn.question for turn in ChatHistory.load(file).turns] == ["Hello!", "And you?", "Why?"]
+    before = file.read_text()
+    refused = piped(server, "Who?\n", "--save", str(file))
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "talk.json: already exists, with another chat (--save)" in refused.stderr
+    assert file.read_text() == before
+
+
+def test_a_chat_that_began_anew_is_saved_beside_the_file_of_the_one_before(server: ServerProcess, home: Path) -> None:
+    with chat(server, home, "--save", "talk.json") as terminal:
+        ask(terminal, "first question")
+        tell(terminal, "/save talk.json", "Saved to talk.json")
+        tell(terminal, "/reset", "The conversation starts over.")
+        ask(terminal, "another question")
+        terminal.type("\x04")
+        assert terminal.wait() == 0
+        assert "talk.json has another chat; this one is saved to uma-chat-" in terminal.text
+    (other,) = home.glob("uma-chat-*.json")
+    for file, question in ((home / "talk.json", "first question"), (other, "another question")):
+        assert [turn.question for turn in ChatHistory.load(file).turns] == [question]
 
 
 def test_thinking_is_no_part_of_an_answer(socket_dir: Path, home: Path, tmp_path: Path) -> None:

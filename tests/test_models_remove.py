@@ -122,3 +122,12 @@ def test_on_a_terminal_it_asks(home: Path, tmp_path: Path, answer: str, goes: bo
         terminal.type(f"{answer}\r")
         assert terminal.wait() == (0 if goes else 1)
     assert file.exists() != goes
+
+
+def test_ctrl_d_is_no_and_what_is_said_then_has_a_line_of_its_own(tmp_path: Path) -> None:
+    write_model(tmp_path / "tiny.gguf")
+    with Terminal(uma_command("rm", "tiny"), environ=clean_environ(UMA_MODELS=str(tmp_path))) as terminal:
+        terminal.wait_for("[y/N]")
+        terminal.type("\x04")
+        assert terminal.wait() == 1
+        assert "uma: nothing was removed" in terminal.screen

@@ -16,7 +16,7 @@ from pathlib import Path
 import attrs
 
 from uma.cli import words
-from uma.cli.conversation import ChatHistory, ChatTurn, check_writable
+from uma.cli.conversation import ChatFileError, ChatHistory, ChatTurn, check_writable, default_name, has_another
 from uma.cli.generate import quiet
 from uma.cli.options import load_settings, sampling_of
 from uma.cli.pictures import ChatPicture, dropped
@@ -46,7 +46,12 @@ def main(options: argparse.Namespace) -> int:
     if options.system is not None:
         conversation.system = options.system
     if options.save is not None:
-        check_writable(Path(options.save).expanduser())
+        path = Path(options.save).expanduser()
+        check_writable(path)
+        if has_another(path, file):
+            raise ChatFileError(
+                f"{path}: already exists, with another chat (--save); name a new file, or go on with that by --load"
+            )
     chat = partial(Chat, conversation=conversation, sampling=sampling, loaded=loaded, last_file=file)
     try:
         return run(partial(_chat, options, loaded, chat))
@@ -362,9 +367,14 @@ class Chat:
                 self.view.tell(ASK_AGAIN)
 
     def save(self, file: str | None) -> None:
-        """Write the conversation at its end, where `--save` names a file."""
-        if file is not None:
-            self.conversation.save(Path(file).expanduser())
+        """Write the conversation at its end, where `--save` names a file: beside it, if that has another chat now."""
+        if file is None:
+            return
+        path = Path(file).expanduser()
+        if has_another(path, self.last_file):
+            path = path.with_name(default_name())
+            self.view.tell(f"{file} has another chat; this one is saved to {path}")
+        self.conversation.save(path)
 
     def shorten(self) -> None:
         """Have the server leave out the oldest turns of what does not fit, from now on. A question that did not fit is

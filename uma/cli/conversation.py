@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,16 @@ def check_writable(path: Path) -> None:
         raise ChatFileError(f"{path}: cannot be written: its folder can only be read")
     if path.exists():
         ChatHistory.load(path)  # a file of ours: it can be written again
+
+
+def has_another(path: Path, own: Path | None) -> bool:
+    """Whether another chat's file is at `path`, and not this chat's `own`: no save replaces that unasked."""
+    return path.exists() and not (own is not None and own.exists() and path.samefile(own))
+
+
+def default_name() -> str:
+    """The name of a file that no chat has yet."""
+    return f"uma-chat-{datetime.now():%Y-%m-%d-%H%M%S}.json"
 
 
 def _turn(table: Any) -> ChatTurn:

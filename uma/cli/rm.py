@@ -37,4 +37,7 @@ def _agreed(question: str) -> bool:
     if not sys.stdin.isatty():
         raise ConfigError(f"{question} There is no terminal to ask on; say --yes")
     print_wrapped(f"uma: {question} [y/N] ", sys.stderr, end=" ")
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    answer = sys.stdin.readline()
+    if not answer.endswith("\n"):
+        print(file=sys.stderr)  # Ctrl-D leaves the cursor behind the question
+    return answer.strip().lower() in ("y", "yes")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,7 +11,7 @@ from typing import Any, Protocol
 import attrs
 
 from uma.cli import words
-from uma.cli.conversation import ChatFileError, ChatHistory, ChatTurn, check_writable
+from uma.cli.conversation import ChatFileError, ChatHistory, ChatTurn, check_writable, default_name, has_another
 from uma.cli.pictures import ChatPicture, path_of
 from uma.cli.view import ChatView
 from uma.config import BUILTIN, settings
@@ -86,11 +85,9 @@ def _undo(chat: Talk, _: str) -> None:
 
 
 def _save(chat: Talk, name: str, *, replaces: bool = False) -> None:
-    default = chat.last_file or Path(f"uma-chat-{datetime.now():%Y-%m-%d-%H%M%S}.json")
-    path = Path(name).expanduser() if name else default
-    is_own = chat.last_file is not None and path.absolute() == chat.last_file.absolute()
+    path = Path(name).expanduser() if name else chat.last_file or Path(default_name())
     check_writable(path)
-    if path.exists() and not (replaces or is_own):
+    if not replaces and has_another(path, chat.last_file):
         raise ChatFileError(f"{path}: already exists, with another chat; `/save! {path}` overwrites it")
     chat.conversation.save(path)
     chat.last_file = path

@@ -47,4 +47,4 @@ class RowAsk(Protocol):
         """
 
     def loading(self) -> str:
-        """Which of several models is loaded just now, and how far: `40 % of beta`; empty: none, as far as it is told."""
+        """Which of several models is being loaded, and how far: `40 % of beta`; empty: none, as far as it is told."""
