@@ -80,3 +80,12 @@ def test_the_server_explains_where_an_answer_s_time_went(here: Visitor) -> None:
     page.reload()  # it is known of answers that the browser keeps, too
     page.get_by_role("button", name="Timing").click()
     expect(page.locator(".why")).to_contain_text("Cache:")
+
+
+def test_code_in_a_question_is_shown_as_code(here: Visitor) -> None:
+    page = here.visit().page
+    here.ask("What does *this* do?\n```python\nx = [1]\n```\nBe short.")
+    expect(page.locator(".bubble .code code")).to_have_text("x = [1]\n")
+    expect(page.locator(".bubble")).to_contain_text("What does *this* do?")
+    expect(page.locator(".bubble")).to_contain_text("Be short.")
+    here.wait_for_answer()

@@ -209,6 +209,8 @@ def test_the_foot_of_an_answer_is_one_row_and_a_small_window_has_no_hint(
         one.wait_for_answer()
         hint, when = page.locator("#hint"), page.locator(".made-by")
         expect(when).to_be_visible()
+        # What is far off the screen is not laid out.
+        assert page.locator(".answered .blocks").evaluate("each => getComputedStyle(each).contentVisibility") == "auto"
         time = when.inner_text().split(" ")[-1]
         expect(hint).to_be_visible()
         for width in (1200, 768, 360):

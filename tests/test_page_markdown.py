@@ -271,6 +271,7 @@ def test_a_reference_that_comes_last_holds_for_what_was_before(shown: Page) -> N
         ),
         ('```json\n{"name": "weather", "parameters": {}}\n```', "details.call summary", "Tool call: weather"),
         (r"\begin{align} a &= b \\ c &= d \end{align}", "math mtable", ""),
+        (r"\begin{equation} a = b \end{equation}", "math[display=block]", ""),
         (r"$\overline{AB} \xrightarrow{f} C$", "math mover", ""),
     ],
 )

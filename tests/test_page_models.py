@@ -196,6 +196,22 @@ def test_a_model_is_pulled_from_the_list_with_its_percent(here: Visitor) -> None
     expect(page.locator(".toast")).to_have_count(0)
 
 
+def test_the_list_tells_how_far_a_model_is_loaded_and_what_it_can(here: Visitor) -> None:
+    def answer(route: Route) -> None:
+        told = route.fetch().json()
+        beta = next(each for each in told["models"] if each["name"] == "beta")
+        beta |= {"state": "loading", "loading_percent": 40, "vision": True}
+        route.fulfill(json=told)
+
+    page = here.page
+    page.route(re.compile(r"/ui/api/info\b"), answer)
+    here.visit()
+    assert "beta" in listed(page)["Loaded"]
+    beta = page.get_by_role("option", name="beta")
+    expect(beta.locator(".state")).to_have_text("loading, 40 %")
+    expect(beta).to_contain_text("sees pictures · thinks")
+
+
 def test_a_question_to_a_model_that_loads_names_it_and_tells_its_percent(here: Visitor) -> None:
     page = here.visit().page
     headers = {"x-uma-loading-percent": "40", "retry-after-ms": "60000"}
@@ -216,6 +232,7 @@ def test_the_live_view_names_a_model_that_is_waited_for(here: Visitor) -> None:
     ]
     frame["models"] = [*loaded, *loading]
     times = dict.fromkeys(("last", "p50", "p95", "p99"), 480.5) | {"count": 688}
+    frame["figures"] |= {"running": 999}  # each model has slots of its own: no bound of theirs is told
     frame["figures"] |= {"written_per_sec": 210.0, "read_per_sec": 410.0, "cached_share": 0.4}
     frame["figures"] |= {"first_token_ms": times, "between_tokens_ms": times}
     frame["metrics"] |= {"kv_cells_total": 0, "preemptions_total": 3}
@@ -226,7 +243,7 @@ def test_the_live_view_names_a_model_that_is_waited_for(here: Visitor) -> None:
     here.visit("#live")
     told = ["alpha", LONG_NAME, "beta loading: 40 % 2 waiting", "gamma loading: opening its file 2 waiting"]
     expect(page.get_by_role("list", name="Models").get_by_role("listitem")).to_contain_text(told)
-    expect(page.locator("#live-words")).to_have_text("0 requests running, 4 waiting (4 for a model to load).")
+    expect(page.locator("#live-words")).to_have_text("999 requests running, 4 waiting (4 for a model to load).")
     expect(page.locator("#cells-layout")).to_have_text("of all models")
     expect(page.locator("#live-nothing")).to_be_hidden()
     expect(page.locator("#cells-title")).to_be_hidden()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -448,6 +449,13 @@ def test_figures_that_are_none_are_left_out_with_a_word(here: Visitor) -> None:
         expect(page.locator(".toast"), str(done)).to_contain_text("figures of an answer")
         page.reload()
         expect(page.locator("article.assistant .blocks"), str(done)).to_have_text(text)
+
+
+def test_a_speed_that_would_be_none_is_told_as_a_count_of_tokens(here: Visitor) -> None:
+    page = here.visit().page
+    slow = FIGURES | {"metrics": FIGURES["metrics"] | {"tokens_per_second": 0.04}}
+    choose_file(page, conversation(question("a"), answer("b", "a", done=slow)))
+    expect(page.locator(".figures > span")).to_have_text(re.compile(r"^\d+ tokens?$"))
 
 
 def test_settings_out_of_their_range_are_left_out_with_a_word(here: Visitor) -> None:

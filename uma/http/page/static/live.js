@@ -261,7 +261,7 @@ function lineOf({ name, figures, loading_percent: percent, waiting: queued = 0 }
 /** @param {Figures} figures */
 const sumOf = (figures) => KINDS.reduce((sum, kind) => sum + figures[`waiting_${kind}`], 0);
 
-/** What happens, and how long it takes until the last one begins. @param {Frame} frame @param {number} most Requests that can run at once. */
+/** What happens, and how long it takes until the last one begins. @param {Frame} frame @param {number} most Requests that can run at once; of several models each has slots of its own. */
 function wordsOf({ figures, models }, most) {
   const { running, slot_every_ms: every } = figures;
   const loading = models.reduce((sum, model) => sum + (model.waiting ?? 0), 0);
@@ -271,7 +271,7 @@ function wordsOf({ figures, models }, most) {
   const told = KINDS.flatMap((kind) => (figures[`waiting_${kind}`] ? [`${number(figures[`waiting_${kind}`])} ${kind}`] : []));
   if (loading) told.push(`${number(loading)} for a model to load`);
   const time = every && !loading ? `: the last begins in about ${duration(Math.ceil(waiting * every))}` : "";
-  const bound = most && running >= most ? ` At most ${number(most)} run at once (--max-sequences).` : "";
+  const bound = most && running >= most && !models.length ? ` At most ${number(most)} run at once (--max-sequences).` : "";
   return `${runs}, ${number(waiting)} waiting (${told.join(", ")})${time}.${bound}`;
 }
 
