@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import zipfile
 
 from page_browser import Visitor
@@ -97,17 +98,25 @@ def test_a_long_paste_can_be_a_file_and_a_long_question_is_folded(here: Visitor)
     page = here.visit().page
     box = page.get_by_label("Message", exact=True)
     box.focus()
-    page.evaluate(
-        """text => {
+    paste = """text => {
             const clipboardData = new DataTransfer();
             clipboardData.setData("text/plain", text);
             const input = document.getElementById("input");
             input.dispatchEvent(new ClipboardEvent("paste", { clipboardData, bubbles: true, cancelable: true }));
             input.value = text;
-        }""",
-        "line\n" * 1_000,
+            input.dispatchEvent(new Event("input"));
+        }"""
+    page.evaluate(paste, "line\n" * 20_000)
+    # It is measured before it is sent, and the offer goes with what it is about.
+    expect(page.locator("#extent")).to_contain_text(
+        re.compile(r"^Your text100 KB · [\d,]{6} tokensToo long: the context")
     )
+    box.fill("")
+    expect(page.locator("#extent")).to_be_empty()
+    expect(page.locator(".toast")).to_have_count(0)
+    page.evaluate(paste, "line\n" * 1_000)
     page.get_by_role("button", name="Attach as a file").click()
+    expect(page.locator("#extent")).to_be_empty()
     expect(page.locator("#attached .file")).to_contain_text("pasted.txt5.0 KB")
     assert box.input_value() == ""
     page.get_by_role("button", name="Remove pasted.txt").click()
@@ -132,7 +141,9 @@ def test_what_is_dragged_over_the_page_is_framed_where_it_goes(here: Visitor) ->
     }"""
     for kind, framed in (("dragover", 1), ("dragleave", 0), ("dragover", 1), ("drop", 0)):
         page.evaluate(drag, kind)
-        expect(page.locator("#composer.is-target")).to_have_count(framed)
+        expect(page.locator(".is-target")).to_have_count(framed)
+        words = page.evaluate("getComputedStyle(document.body, '::after').content")
+        assert ("Drop to attach" in words) == bool(framed)
     expect(page.locator("#attached .file")).to_have_count(1)
 
 

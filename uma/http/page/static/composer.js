@@ -1,6 +1,6 @@
 /** The box at the bottom: a message, files beside it, and the button that sends or stops. */
 
-import { showFiles } from "./attachments.js";
+import { labelOf, showFiles } from "./attachments.js";
 import { readFile, Unreadable } from "./documents.js";
 import { announce, byId, clearToasts, copyOf, DOUBLE_CLICK_MS, h, icon, number, rebuild, toast } from "./dom.js";
 import { Drafts, joined } from "./drafts.js";
@@ -10,8 +10,10 @@ import { isPicture, pictureOf } from "./pictures.js";
 const MAX_TEXT_BYTES = 1_000_000;
 /** A document can be much more than its text. */
 const MAX_FILE_BYTES = 100_000_000;
-/** A text that is pasted and longer than this can be a file instead. */
-const LONG_PASTE_CHARS = 4_096;
+/** A text that is longer than this is measured, and where it was pasted it can be a file instead. */
+const LONG_CHARS = 4_096;
+/** It is measured once nothing was typed for so long. */
+const MEASURE_MS = 400;
 const MAX_INPUT_PX = 240;
 /** Files that a notice names. */
 const MAX_NAMED = 3;
@@ -24,6 +26,9 @@ export class Composer {
     this.button = byId("send", HTMLButtonElement);
     this.list = byId("attached", HTMLUListElement);
     this.chips = byId("chips", HTMLButtonElement);
+    this.extent = byId("extent", HTMLElement);
+    /** What is in the box, and of how many tokens it is. @type {Attachment} */
+    this.typed = { name: "Your text", text: "" };
     /** @type {Attachment[]} */
     this.files = [];
     /** The one whose message this is; none before the first is shown. @type {{id: string, isNew: boolean} | undefined} */
@@ -200,6 +205,16 @@ export class Composer {
     this.input.style.height = "auto";
     this.input.style.height = `${Math.min(this.input.scrollHeight, MAX_INPUT_PX)}px`;
     this.button.disabled = !this.isAnswering && (!this.hasSome || this.reading > 0);
+    if (this.input.value === this.typed.text) return;
+    this.typed = { name: this.typed.name, text: this.input.value };
+    clearTimeout(this.measuring);
+    if (this.isLong) this.measuring = setTimeout(() => this.count(), MEASURE_MS);
+    else this.extent.replaceChildren();
+    if (!this.hasSome) clearToasts("paste");
+  }
+
+  get isLong() {
+    return this.typed.text.length > LONG_CHARS;
   }
 
   /** @param {HTMLFormElement} form */
@@ -212,7 +227,7 @@ export class Composer {
     });
     // Anywhere on the page: a browser opens a file that a page does not take, and the chat is gone.
     const hasFiles = (/** @type {DragEvent} */ event) => event.dataTransfer?.types.includes("Files");
-    const frame = (/** @type {boolean} */ isShown) => form.classList.toggle("is-target", isShown);
+    const frame = (/** @type {boolean} */ isShown) => document.body.classList.toggle("is-target", isShown && form.checkVisibility());
     document.addEventListener("dragover", (event) => {
       if (!hasFiles(event)) return;
       event.preventDefault();
@@ -229,7 +244,7 @@ export class Composer {
       // Programs that copy text often add a picture of it: the text is what is meant.
       const pasted = event.clipboardData;
       const text = pasted?.getData("text/plain") ?? "";
-      if (text.length > LONG_PASTE_CHARS) this.offerFile(text);
+      if (text.length > LONG_CHARS) this.offerFile(text);
       else if (!text && pasted?.files.length) this.attach([...pasted.files]);
     });
   }
@@ -239,9 +254,10 @@ export class Composer {
     const pasted = text.replace(/\r\n?/g, "\n");
     const run = () => {
       this.input.value = this.input.value.replace(pasted, () => "");
+      this.fit();
       void this.attach([new File([pasted], "pasted.txt", { type: "text/plain" })]);
     };
-    toast("This is a long text.", { label: "Attach as a file", run });
+    toast("This is a long text.", { label: "Attach as a file", run }, "paste");
   }
 
   /** Whether the model takes pictures. @param {boolean} sees */
@@ -283,16 +299,16 @@ export class Composer {
     this.input.focus();
   }
 
-  /** Tell of how many tokens the files are, for the model that answers now. */
+  /** Tell of how many tokens the files and a long text are, for the model that answers now. */
   count() {
-    const [{ files }, model] = [this, this.does.model()];
+    const [files, model] = [this.isLong ? [this.typed, ...this.files] : this.files, this.does.model()];
     if (model !== this.countedFor) for (const file of files) delete file.tokens;
     this.countedFor = model;
     for (const file of files.filter(({ text, tokens }) => text && tokens === undefined))
       void this.does.count(file.text).then((tokens) => {
         if (model !== this.countedFor) return;
         file.tokens = tokens;
-        if (files === this.files) this.showFiles();
+        if (file === this.typed || this.files.includes(file)) this.showFiles();
       });
   }
 
@@ -317,6 +333,7 @@ export class Composer {
       this.input.focus();
     };
     showFiles(this.list, this.files, remove, this.maxTokens);
+    if (this.isLong) this.extent.replaceChildren(...labelOf(this.typed, this.maxTokens));
     this.fit();
   }
 }

@@ -22,14 +22,7 @@ export function h(tag, attributes = {}, ...children) {
   return element;
 }
 
-/**
- * The element of this id, which the page has, as what it is.
- *
- * @template {Element} T
- * @param {string} id
- * @param {new () => T} kind
- * @returns {T}
- */
+/** The element of this id, which the page has, as what it is. @template {Element} T @param {string} id @param {new () => T} kind @returns {T} */
 export function byId(id, kind) {
   const element = document.getElementById(id);
   if (!(element instanceof kind)) throw new Error(`#${id} is no ${kind.name}`);
@@ -53,14 +46,7 @@ export function icon(name) {
   return svg;
 }
 
-/**
- * A button that is an icon, with its name for screen readers.
- *
- * @param {string} name
- * @param {string} label
- * @param {() => void} onClick
- * @param {string} [more] Further classes.
- */
+/** A button that is an icon, with its name for screen readers. @param {string} name @param {string} label @param {() => void} onClick @param {string} [more] Further classes. */
 export function iconButton(name, label, onClick, more = "") {
   const attributes = {
     type: "button",
@@ -85,13 +71,7 @@ function nameOf(control) {
   return home === control ? id : `${id} ${control.getAttribute("aria-label") ?? control.textContent}`;
 }
 
-/**
- * Build a part of the page again. Where the focus was in it, the same control has it afterwards.
- *
- * @param {HTMLElement} part
- * @param {() => void} build
- * @param {() => void} [otherwise] Where there is no such control any more.
- */
+/** Build a part of the page again. Where the focus was in it, the same control has it afterwards. @param {HTMLElement} part @param {() => void} build @param {() => void} [otherwise] Where there is no such control any more. */
 export function rebuild(part, build, otherwise) {
   const before = document.activeElement;
   const name = before && before !== part && part.contains(before) ? nameOf(before) : null;

@@ -42,12 +42,7 @@ function withPictures(message) {
   return [...pictures, contentOf(message)].filter(Boolean).join("\n\n");
 }
 
-/**
- * What `exportJson` or another program wrote, with fresh ids, and what was left out of it. Throws `ImportError`.
- *
- * @param {string} text
- * @param {Info} [info] The server's, for the settings' ranges.
- */
+/** What `exportJson` or another program wrote, with fresh ids, and what was left out of it. Throws `ImportError`. @param {string} text @param {Info} [info] The server's, for the settings' ranges. */
 export function importJson(text, info) {
   let file;
   try {
@@ -143,12 +138,7 @@ export function isConversation(raw) {
   return typeof raw?.id === "string" && !faultOf(raw);
 }
 
-/**
- * The same, without what is wrong with its title, leaf, settings and figures.
- *
- * @param {Conversation} raw @param {Info} [info] @param {Set<string>} [dropped] Is given the names of what was left out.
- * @returns {Conversation}
- */
+/** The same, without what is wrong with its title, leaf, settings and figures. @param {Conversation} raw @param {Info} [info] @param {Set<string>} [dropped] Is given the names of what was left out. @returns {Conversation} */
 export function mended(raw, info, dropped = new Set()) {
   const conversation = {
     ...raw,

@@ -62,13 +62,7 @@ export class Sidebar {
     else if (wasShown) this.opener.focus();
   }
 
-  /**
-   * What is there stays and is changed: of a button that is built again between a press and its release, a click is lost.
-   *
-   * @param {Conversation[]} conversations The newest first.
-   * @param {string | undefined} current
-   * @param {Set<string>} answering
-   */
+  /** What is there stays and is changed: of a button that is built again between a press and its release, a click is lost. @param {Conversation[]} conversations The newest first. @param {string | undefined} current @param {Set<string>} answering */
   render(conversations, current, answering) {
     const before = new Map([...this.list.children].map((each) => [keyOf(each), each]));
     const sorted = [...conversations].sort((a, b) => Number(b.pinned ?? false) - Number(a.pinned ?? false));

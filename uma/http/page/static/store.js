@@ -1,7 +1,4 @@
-/**
- * Conversations, kept in this browser and nowhere else (IndexedDB), and shared by all its windows: what one of them saves
- * is joined to what the others have saved, and they are told of it.
- */
+/** Conversations, kept in this browser and nowhere else (IndexedDB), and shared by all its windows: what one of them saves is joined to what the others have saved, and they are told of it. */
 
 import { isConversation, mended } from "./reading.js";
 import { news } from "./tree.js";
@@ -29,14 +26,7 @@ function database() {
   return opened;
 }
 
-/**
- * One transaction, until it is committed: a request can succeed, and the disk still have no room for it.
- *
- * @template T
- * @param {IDBTransactionMode} mode
- * @param {(objects: IDBObjectStore) => IDBRequest<T>} begin
- * @returns {Promise<T>}
- */
+/** One transaction, until it is committed: a request can succeed, and the disk still have no room for it. @template T @param {IDBTransactionMode} mode @param {(objects: IDBObjectStore) => IDBRequest<T>} begin @returns {Promise<T>} */
 async function transact(mode, begin) {
   const transaction = (await database()).transaction(STORE, mode);
   const request = begin(transaction.objectStore(STORE));

@@ -39,13 +39,7 @@ export function pathTo(conversation, id) {
   return found.reverse();
 }
 
-/**
- * Add a message below `parent`, and show its branch.
- *
- * @param {Conversation} conversation
- * @param {Pick<Message, "parent" | "role" | "text"> & Partial<Message>} message
- * @returns {Message}
- */
+/** Add a message below `parent`, and show its branch. @param {Conversation} conversation @param {Pick<Message, "parent" | "role" | "text"> & Partial<Message>} message @returns {Message} */
 export function add(conversation, message) {
   // Later than what stands beside it, also where the clock was set back.
   const beside = versions(conversation).get(message.parent) ?? [];
