@@ -237,6 +237,14 @@ def test_each_request_names_its_model_where_a_server_has_several(columns: int) -
     assert "model" not in text(after(frame(0, request(1))), columns)
 
 
+@pytest.mark.parametrize("columns", WIDTHS)
+def test_the_names_of_several_models_are_whole_on_as_many_lines_as_they_need(columns: int) -> None:
+    names = ["qwen2.5-coder-0.5b-instruct-q4_k_m", "gemma-3-270m-q4_k_m", "SmolLM2-135M-Instruct.Q4_1 (loading 40 %)"]
+    shown = text(after(frame(0, request(1), model=f"{', '.join(names)} of 3 models")), columns)
+    assert max(map(cell_len, shown.splitlines())) <= columns
+    assert f"{', '.join(names)} of 3 models" in " ".join(shown.split())
+
+
 def test_a_low_screen_shows_the_chosen_request_and_says_how_many_are_missing() -> None:
     state = after(frame(0, *(request(number) for number in range(1, 41))))
     at_20 = press(state, *["down"] * 20)

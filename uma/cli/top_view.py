@@ -139,13 +139,14 @@ def _title(state: TopState, columns: int) -> Text:
 
 def _server(where: str, server: WatchedServer, columns: int) -> list[Text]:
     frame = server.newest
-    name = _plain(where if frame is None else frame.model, "bold cyan")
+    called = sanitize_line(where if frame is None else frame.model)
+    *names, name = (_plain(line, "bold cyan") for line in textwrap.wrap(called, columns) or [""])
     parts = [name] if frame is None else [name, _plain(where, "dim")]
     if frame is not None and frame.pid is not None:
         parts.append(_plain(f"pid {frame.pid}", "dim"))
     if frame is not None and frame.rss_bytes:
         parts.append(_plain(words.size(frame.rss_bytes)))
-    shown = [Text(), *_flow(parts, columns)]
+    shown = [Text(), *_flow(names, columns), *_flow(parts, columns)]
     if server.lost:
         shown.append(_plain(server.lost, "bold red"))
     if frame is None:
