@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,11 +14,16 @@ import trio
 from engine_world import answer, ask, at_once, config_for, tokens_for
 
 from harness import PATIENCE_SEC
-from uma.contracts.explaining import sentences
+from uma.cli.explain import show_explained
+from uma.contracts.explaining import CURES, sentences
 from uma.engine import Engine, open_engine
+from uma.engine.clock import now_ms
+from uma.engine.worker.account import Account, Totals
+from uma.engine.worker.cores.waits import CpuWaits
+from uma.engine.worker.status import Status
 from uma.errors import BadRequest
 from uma.net.client import OWNER
-from uma.types import CAUSES, Explained, RecordedText
+from uma.types import CAUSES, CacheUse, Explained, RecordedText, RequestMetrics
 
 
 @asynccontextmanager
@@ -152,3 +159,98 @@ async def test_text_is_kept_only_where_it_is_to_be_recorded(tiny: Path, records:
         assert text.answer_begin == done.text
     else:
         assert text is None
+
+
+def kernel_counts(proc: Path, **waited_ms: float) -> None:
+    """Threads, by their ids behind a `t`, with how long each has waited for a core."""
+    for name, ms in waited_ms.items():
+        file = proc / "self" / "task" / name.removeprefix("t") / "schedstat"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"1000000 {int(ms * 1e6)} 7\n")
+
+
+def test_a_batch_waits_for_a_cpu_where_any_of_its_threads_does(tmp_path: Path) -> None:
+    begin, waits = now_ms(), CpuWaits(proc=tmp_path)
+    python_threads = {f"t{thread.native_id}": 0.0 for thread in threading.enumerate()}
+    own = f"t{threading.get_native_id()}"
+    kernel_counts(tmp_path, **python_threads, t0=500.0)
+    waits.sample(begin)
+    assert waits.total_ms == 0, "what was before is not known"
+    kernel_counts(tmp_path, **{own: 50.0}, t0=550.0)
+    waits.sample(begin + 1.0)
+    assert waits.total_ms == 0, "too soon for a sample"
+    waits.sample(begin + 1e6)
+    kernel_counts(tmp_path, **{own: 100.0}, t0=600.0)
+    before = waits.total_ms
+    waits.sample(begin + 1e6 + 1e5)
+    assert waits.total_ms - before == pytest.approx(100.0, abs=0.1), "both, hardly ever at the same time"
+    kernel_counts(tmp_path, t0=1e9)
+    before = waits.total_ms
+    waits.sample(begin + 3e6)
+    assert waits.total_ms - before == pytest.approx(1.9e6), "no more than has passed"
+
+
+def test_a_thread_of_python_waits_without_a_batch_and_a_system_without_counts_has_none(tmp_path: Path) -> None:
+    is_over = threading.Event()
+    other = threading.Thread(target=is_over.wait)
+    other.start()
+    kernel_counts(tmp_path, t0=0.0, **{f"t{other.native_id}": 0.0})
+    begin, waits = now_ms(), CpuWaits(proc=tmp_path)
+    waits.sample(begin)
+    kernel_counts(tmp_path, **{f"t{other.native_id}": 1e9})
+    waits.sample(begin + 1e6)
+    is_over.set()
+    other.join()
+    assert waits.total_ms == 0
+    none = CpuWaits(proc=tmp_path / "none")
+    none.sample(begin)
+    none.sample(begin + 1e6)
+    assert none.total_ms == 0
+
+
+def test_what_was_waited_for_a_cpu_is_a_share_of_what_was_computed_meanwhile() -> None:
+    now = now_ms()
+    totals = Totals(cpu_waits=CpuWaits(proc=Path("/none")))
+    account = Account("a", None, 0, "", 1, 32, False, False, now - 1_000, {}, totals)
+    totals.cpu_waits.total_ms += 400
+    account.turns_to(Status.PREFILLING)
+    assert account.spent_ms["cpu"] == 0, "it has waited in the queue all the time"
+    began = sum(account.spent_ms.values())
+    totals.prompts_ms, account.own_ms = 800, 800
+    totals.cpu_waits.total_ms += 750
+    spent = account.spent_until(account.came_ms + began + 1_000)
+    assert spent["cpu"] == pytest.approx(750)
+    assert spent["read"] == pytest.approx(200)
+    assert spent["rest"] == pytest.approx(50)
+    assert sum(spent.values()) == pytest.approx(began + 1_000)
+
+
+def told_of(**spent_ms: float) -> Explained:
+    """A request that ended, with its time by cause."""
+    age_ms = sum(spent_ms.values())
+    return Explained(
+        "a", 0, "", 0.0, age_ms, spent_ms, 32, 0, 8, CacheUse(), RequestMetrics(0.0, 0.0, 0.0, 0.0, 1, 0.0, 8), "length"
+    )
+
+
+def test_the_last_sentence_says_what_helps_against_the_largest_cause() -> None:
+    *_, last = sentences(told_of(read=4_000, cpu=15_000))
+    assert last.startswith(f"The most time: {CAUSES['cpu']}. What helps: ")
+    assert "the system's `top`" in last
+    assert [*sentences(told_of(cpu=4_000, rest=15_000))][-1].startswith("Cache: "), "nothing helps against all else"
+
+
+def test_the_page_of_causes_has_the_same_cures() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "slow.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| (.*?) \| (.*) \|$", page, re.MULTILINE))
+    told = {cause: cure for causes, cure in rows.items() for cause in causes.split("; ")}
+    assert CURES.keys() < CAUSES.keys()
+    for cause, cure in CURES.items():
+        assert re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", told[CAUSES[cause]]).startswith(cure)
+
+
+def test_the_shares_add_up_to_a_hundred_percent(capsys: pytest.CaptureFixture[str]) -> None:
+    thirds = dict.fromkeys(("batch", "slot", "read"), 100.0)
+    for spent in (thirds, {**thirds, "write": 0.4}, dict.fromkeys(CAUSES, 7.0), {"read": 0.004}):
+        show_explained(told_of(**spent))
+        assert sum(map(int, re.findall(r"(\d+)%", capsys.readouterr().out))) == 100

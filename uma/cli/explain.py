@@ -19,8 +19,6 @@ from uma.types import CAUSES, Explained
 
 BAR_CELLS = 24
 """Length of the bar of a cause that took all of the time."""
-LEAST_SHARE = 0.005
-"""Part of the time below which a cause has no row: it would be 0 %."""
 _OF_HTTP = re.compile(r"^(?:chatcmpl-|cmpl-|resp_|msg_)(?=[0-9a-f]{24})")
 """What the ids of answers over HTTP have before the request's own."""
 
@@ -68,9 +66,10 @@ def _head(shown: Explained) -> Iterator[str]:
 
 
 def _rows(shown: Explained) -> Iterator[tuple[str, ...]]:
-    whole = max(shown.age_ms, 0.001)
+    until_ms, whole = 0.0, max(shown.age_ms, 0.001)
     for cause, ms in shown.spent_ms.items():
-        share = ms / whole
-        if share < LEAST_SHARE:
-            continue
-        yield seconds(ms), f"{share:.0%}", "█" * round(share * BAR_CELLS) or "▏", CAUSES.get(cause, cause)
+        # Rounded where each ends, not each by itself: together they are 100 %.
+        percent = round(100 * (until_ms + ms) / whole) - round(100 * until_ms / whole)
+        until_ms += ms
+        if percent:
+            yield seconds(ms), f"{percent}%", "█" * round(ms / whole * BAR_CELLS) or "▏", CAUSES.get(cause, cause)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from uma.types import WHY_NOT_CACHED, Explained
+from uma.types import CAUSES, WHY_NOT_CACHED, Explained
 
 WAITS_FOR = {
     "slot": "no slot is free",
@@ -16,6 +16,21 @@ WAITS_FOR = {
     "reader": "its reader has not taken what is written",
 }
 """What a request waits for, in words, by `RunningRequest.waits_for`."""
+
+CURES = {
+    "loading": "`uma pin` keeps it loaded",
+    "slot": "`--max-sequences` larger, if memory allows",
+    "cells": "a larger `--n-ctx`, or less memory for each token",
+    "read": "shorter prompts; the same beginning each time, since a prefix is cached",
+    "prompt": "`priority` 1 for this program, or -1 for the others",
+    "streams": "`priority` 1 for this program, or -1 for the others",
+    "write": "a smaller quantization or model, a GPU, `--speculate auto` for text that repeats itself",
+    "reader": "a reader that takes what is written at once",
+    "preempted": "a larger `--n-ctx`, or `priority` 1 for this program",
+    "cpu": "end what else computes there (the system's `top` shows it), or let it run at another time; models that "
+    "share CPUs are faster one after the other",
+}
+"""What helps against a cause (`CAUSES`), where a setting or habit does. `docs/slow.md` has these words."""
 
 _BEFORE_THE_CACHE = ("slot", "cells", "adapters", "prefix")
 """What a request waits for as long as it is not known what of its prompt is cached."""
@@ -52,6 +67,9 @@ def sentences(shown: Explained) -> Iterator[str]:
     if shown.text is not None:
         yield f"The prompt ends: {shown.text.prompt_end}"
         yield f"The answer begins: {shown.text.answer_begin}"
+    largest = max(shown.spent_ms, key=lambda cause: shown.spent_ms[cause], default="")
+    if largest in CURES:
+        yield f"The most time: {CAUSES[largest]}. What helps: {CURES[largest]}."
 
 
 def _account_of(shown: Explained) -> Iterator[str]:

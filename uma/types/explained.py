@@ -30,7 +30,8 @@ CAUSES: Mapping[str, str] = MappingProxyType(
         "sample": "tokens were chosen",
         "reader": "its reader was behind",
         "preempted": "it had lost its slot to another request",
-        "rest": "all else: planning, handing over, embeddings, other programs on its cores",
+        "cpu": "its threads waited for a CPU, which others used",
+        "rest": "all else: planning, handing over, embeddings",
     }
 )
 """What a request's time can go to, in the order of its life, in words. Those of `RunningRequest.waits_for` are among

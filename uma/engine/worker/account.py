@@ -16,6 +16,7 @@ import attrs
 
 from uma.engine.clock import now_ms
 from uma.engine.recorder import Recorder
+from uma.engine.worker.cores.waits import CpuWaits
 from uma.engine.worker.status import Status
 from uma.metrics import EngineMetrics
 from uma.types import CAUSES, Beside, CacheUse, RequestMetrics
@@ -42,6 +43,8 @@ class Totals:
     """Time in batches of reproducible requests."""
     sample_ms: float = 0.0
     """Choosing tokens after batches of decode rows."""
+    cpu_waits: CpuWaits = attrs.field(factory=CpuWaits)
+    """Time for which its compute threads waited for a core."""
     started: list[int] = attrs.field(factory=lambda: [0, 0, 0])
     """Requests that were started, by lane, the lowest first."""
     _blocked_ms: dict[str, float] = attrs.field(factory=lambda: dict.fromkeys(("", *RESOURCES), 0.0))
@@ -55,10 +58,11 @@ class Totals:
         self._blocked_on, self._since_ms = resource, now
 
     def reading(self, now: float) -> tuple[float, ...]:
-        """The first four, and for how long the queue was blocked on each of `RESOURCES`."""
+        """The first five, and for how long the queue was blocked on each of `RESOURCES`."""
         blocked = dict(self._blocked_ms)
         blocked[self._blocked_on] += max(0.0, now - self._since_ms)
-        return self.steps_ms, self.prompts_ms, self.isolated_ms, self.sample_ms, *(blocked[name] for name in RESOURCES)
+        times = self.steps_ms, self.prompts_ms, self.isolated_ms, self.sample_ms, self.cpu_waits.total_ms
+        return *times, *(blocked[name] for name in RESOURCES)
 
 
 @attrs.define
@@ -172,6 +176,7 @@ class Account:
     def turns_to(self, status: Status) -> None:
         """The sequence has changed its status: the time until now went to what it did before."""
         now = now_ms()
+        self.totals.cpu_waits.sample(now)
         self._add(self.spent_ms, now)
         before, self._status = self._status, status
         has_started = self._started_before is not None
@@ -256,7 +261,7 @@ class Account:
         """Add the time since the last change."""
         left_ms, own = max(0.0, now - self._since_ms), self.own_ms - self._own_mark
         reading = zip(self.totals.reading(now), self._marks, strict=True)
-        steps, prompts, isolated, sample, *blocked = (now - before for now, before in reading)
+        steps, prompts, isolated, sample, cpu_ms, *blocked = (now - before for now, before in reading)
         waited = {
             "prompt": prompts if self.is_isolated else prompts - own,
             "apart": isolated - own if self.is_isolated else isolated,
@@ -279,8 +284,12 @@ class Account:
                 rest = self.paused_for
             case Status.ENDED:
                 return
+        # What was waited for a core passed in batches and between them: each part has its share of it.
+        is_computed = self._status in (Status.PREFILLING, Status.DECODING)
+        waited_share = min(cpu_ms / left_ms, 1.0) if is_computed and left_ms else 0.0
+        spent["cpu"] += left_ms * waited_share
         for cause, took_ms in parts.items():
             part_ms = min(max(0.0, took_ms), left_ms)  # read a moment later, a figure can be a batch ahead
-            spent[cause] += part_ms
+            spent[cause] += part_ms * (1 - waited_share)
             left_ms -= part_ms
-        spent[rest] += left_ms
+        spent[rest] += left_ms * (1 - waited_share)

@@ -25,6 +25,7 @@ from uma.engine.recorder import DECODE
 from uma.engine.worker.account import Instruments
 from uma.engine.worker.canceller import BatchCanceller
 from uma.engine.worker.commands import Commands
+from uma.engine.worker.cores.threads import SAMPLE_MS
 from uma.engine.worker.cores.watch import Neighbours, StallWatch
 from uma.engine.worker.drafts.policy import saved_ms
 from uma.engine.worker.drafts.speculator import Draft, Drafts
@@ -555,6 +556,7 @@ def book(instruments: Instruments, rows: Work, took_ms: float, *, size: int = 0,
     its tokens are computed. Prompts that were read to their ends decode from now on.
     """
     metrics, totals = instruments.metrics, instruments.totals
+    totals.cpu_waits.sample(now_ms(), SAMPLE_MS)
     reading = [sequence for sequence, _ in rows if sequence.status is Status.PREFILLING]
     if is_isolated:
         totals.isolated_ms += took_ms

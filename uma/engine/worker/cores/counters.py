@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
 
 import attrs
@@ -22,9 +22,9 @@ else:
 """The unit of /proc/stat."""
 
 
-def waiting_ms(proc: Path = PROC) -> dict[str, float] | None:
+def waiting_ms(proc: Path = PROC, without: Set[str] = frozenset()) -> dict[str, float] | None:
     """How long each thread of this process was runnable without a core, by its id; None where the kernel does not
-    count.
+    count. Threads of `without` are left out.
     """
     found: dict[str, float] = {}
     tasks, has_run = f"{proc}/self/task", False
@@ -33,6 +33,8 @@ def waiting_ms(proc: Path = PROC) -> dict[str, float] | None:
     except OSError:
         return None
     for thread in threads:
+        if thread in without:
+            continue
         try:
             with open(f"{tasks}/{thread}/schedstat", "rb", buffering=0) as file:  # noqa: PTH123
                 running_ns, waiting_ns, *_ = file.read(64).split()
