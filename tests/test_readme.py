@@ -57,6 +57,16 @@ def test_every_other_python_snippet_runs_and_prints(snippet: str) -> None:
     assert len(out.strip()) > 20
 
 
+@pytest.mark.parametrize(("max_tokens", "told"), [(6, " () None"), (12, " () weather")])
+def test_a_call_of_the_tool_s_example_that_is_cut_is_none_to_run(max_tokens: int, told: str) -> None:
+    (tool,) = (each for each in SNIPPETS if "tool_choice" in each)
+    cut = tool.replace("max_tokens=64", f"max_tokens={max_tokens}, temperature=0")
+    shown = "print(said.finish_reason, said.text, said.tool_calls, said.cut_call and said.cut_call.name)"
+    out, _ = run_example(cut.replace("for call in", f"{shown}\nfor call in"))
+    assert out.startswith("length ")
+    assert told in out.partition("\n")[0]
+
+
 def test_the_table_names_every_command_and_no_other() -> None:
     named = set(re.findall(r"^\| `uma ([\w-]+)` \|", COMMANDS, re.MULTILINE))
     subparsers = next(action for action in build_parser()._actions if action.choices)
