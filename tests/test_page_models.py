@@ -16,6 +16,7 @@ from script_model import write_script_model
 
 from harness import PATIENCE_SEC, short_directory
 from models import CHATML, write_encoder
+from uma.supervisor.model import MOST_MODELS
 
 SAYING = {"alpha": "I am the first of them.", "beta": "I am the second one."}
 MEMORY_MIB = 180
@@ -31,9 +32,11 @@ REQUEST: dict[str, Any] = {
 }
 REQUEST |= {"computed_tokens": 3_400, "generated_tokens": 111, "origin": "claude-cli/2.1.197 · messages · pid 4711"}
 WAITING = REQUEST | {"computed_tokens": 0, "cached_tokens": 0, "generated_tokens": 0, "waits_for": "slot"}
+NUMBERED = 12 * MOST_MODELS
+"""The numbers of each model's twelfth request begin here."""
 LOAD = {
-    "running": [REQUEST | {"id": f"run-{number}", "number": number} for number in range(6)],
-    "waiting": [WAITING | {"id": "wait-6", "number": 6}],
+    "running": [REQUEST | {"id": f"run-{number}", "number": NUMBERED + number} for number in range(6)],
+    "waiting": [WAITING | {"id": "wait-6", "number": NUMBERED + 6}],
     **{f"waiting_{name}": int(name == "interactive") for name in ("interactive", "normal", "background")},
 }
 """Six requests that answer and one that waits, of two models."""
@@ -225,7 +228,7 @@ def test_a_question_to_a_model_that_loads_names_it_and_tells_its_percent(here: V
 def test_the_live_view_names_a_model_that_is_waited_for(here: Visitor) -> None:
     with httpx.stream("GET", f"{here.url}/ui/api/live", timeout=PATIENCE_SEC) as stream:
         frame = json.loads(next(line for line in stream.iter_lines() if line.startswith('data: {"at_ms"'))[6:])
-    numbers = {"alpha": [0, 1, 2], LONG_NAME: [3, 4, 5, 6]}
+    numbers = {"alpha": [NUMBERED + each for each in range(3)], LONG_NAME: [NUMBERED + each for each in range(3, 7)]}
     loaded = [{"name": name, "requests": each, "figures": frame["figures"]} for name, each in numbers.items()]
     loading: list[dict[str, Any]] = [
         {"name": name, "requests": [], "loading_percent": far, "waiting": 2} for name, far in SLOW.items()
@@ -246,6 +249,7 @@ def test_the_live_view_names_a_model_that_is_waited_for(here: Visitor) -> None:
     expect(page.locator("#live-words")).to_have_text("999 requests running, 4 waiting (4 for a model to load).")
     expect(page.locator("#cells-layout")).to_have_text("of all models")
     expect(page.locator("#live-nothing")).to_be_hidden()
+    expect(page.locator(".lane-pid").first).to_have_text("· #12 · 9 s")
     expect(page.locator("#cells-title")).to_be_hidden()
     # At any width each request is told in lines that do not fold, beside or above ticks that can be told apart.
     for width, (most, canvas) in READABLE.items():

@@ -20,6 +20,8 @@ const MAX_GAP = 4;
 /** As many tokens as make a tick of full height. */
 const FULL_PREFILL = 512;
 const FULL_DECODE = 64;
+/** With several models a request’s number is its own in its model, times this, and the model’s; see `supervisor/model.py`. */
+const MOST_MODELS = 65_536;
 const PRIORITIES = new Map([
   [1, "interactive"],
   [0, "normal"],
@@ -203,7 +205,8 @@ class Lane {
     const { pid } = wayOf(request.origin ?? "");
     const more = scene.models.get(request.number) ?? pid; // there is no place for both; the title has all
     this.of.textContent = more ? `· ${more}` : "";
-    const which = `· #${request.number} · ${number(Math.floor(request.age_ms / 1_000))} s`; // tells those of one program apart
+    const counted = scene.models.has(request.number) ? Math.floor(request.number / MOST_MODELS) : request.number;
+    const which = `· #${counted} · ${number(Math.floor(request.age_ms / 1_000))} s`; // tells those of one program apart
     this.pid.textContent = this.isOwn ? "" : which;
     this.element.classList.toggle("is-own", this.isOwn);
     this.offer(own);
@@ -243,11 +246,7 @@ class Lane {
       context.fillRect(x, height - scale, step, scale);
       if (tick.cached) draw(colours.cached, x, 1);
       if (tick.prefill)
-        draw(
-          colours.prefill,
-          tick.cached ? x + Math.round(step) : x,
-          Math.log2(1 + tick.prefill) / Math.log2(1 + FULL_PREFILL),
-        );
+        draw(colours.prefill, tick.cached ? x + Math.round(step) : x, Math.log2(1 + tick.prefill) / Math.log2(1 + FULL_PREFILL));
       if (tick.decode) draw(colours.decode, x, Math.log2(1 + tick.decode) / Math.log2(1 + FULL_DECODE));
       if (tick.waits) {
         context.fillStyle = colours.wait;

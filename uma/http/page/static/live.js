@@ -187,11 +187,10 @@ export class LiveView {
     this.showTiles(frame);
     this.showBars(frame);
     this.lanes.take(frame);
-    const { running } = frame.figures;
     this.words.textContent = wordsOf(frame, this.info()?.limits.max_sequences ?? 0);
     this.models.hidden = !frame.models.length;
     this.models.replaceChildren(...frame.models.map(lineOf));
-    this.nothing.hidden = this.lanes.lanes.size > 0 || running > 0 || frame.models.some(({ waiting }) => waiting);
+    this.nothing.hidden = this.lanes.lanes.size > 0 || frame.figures.running > 0 || frame.models.some(({ waiting }) => waiting);
     this.words.hidden = !this.nothing.hidden;
     this.axis.hidden = !this.lanes.lanes.size;
     this.element.dataset.frames = String(Number(this.element.dataset.frames ?? 0) + 1);
