@@ -21,6 +21,7 @@ OPTIONS = sorted(set(re.findall(r"`(--[a-z-]+)", PAGE)))
 PARSED = {
     "uma generate --image FILE": "needs a model that sees, as the line before it says",
     "uma service install -- --http": "needs the user's systemd",
+    "uma service remove": "needs the user's systemd",
     "uma launch claude": "needs Claude Code; `test_cli_launch` has one that writes down what it gets",
     "uma top": "looks until it is ended",
     "uma stop": "ends the server that the other commands ask",
@@ -84,6 +85,16 @@ def test_every_other_command_of_an_answer_can_be_pasted(
 @pytest.mark.parametrize("option", OPTIONS)
 def test_an_option_of_an_answer_is_a_setting(option: str) -> None:
     assert option.removeprefix("--").replace("-", "_") in {field.name for field in attrs.fields(RuntimeConfig)}
+
+
+SEARCHED = "limit .* memory|slow|several models|API key|VS Code|LangChain|timeout|8 GB|context length|"
+SEARCHED += "GPU|uninstall|upgrade|Where are its files"
+"""What people search for on this page."""
+
+
+@pytest.mark.parametrize("searched", SEARCHED.split("|"))
+def test_what_people_search_for_is_found(searched: str) -> None:
+    assert re.search(searched, PAGE)
 
 
 def test_there_are_25_questions() -> None:
