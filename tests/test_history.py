@@ -9,21 +9,28 @@ import signal
 import sqlite3
 import stat
 import subprocess
+import threading
 import time
+from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
+import trio
+from engine_world import answer, ask
 from http_server import ServeModels, new_key, running_http
 
-from harness import clean_environ, run_to_end, short_directory, uma_command, until
+from harness import PATIENCE_SEC, clean_environ, run_to_end, short_directory, uma_command, until
 from uma import json_bytes, json_text
 from uma.cli.history import batch_row
 from uma.config import RuntimeConfig
+from uma.engine import open_engine
 from uma.errors import BadRequest, ConfigError
 from uma.history import Head, History, HistoryEntry, parting, place
 from uma.kept import KeptFault
+from uma.server.recording import recording
 
 AGENT = [
     {"role": "system", "content": "You are an agent. It is 12:01."},
@@ -109,6 +116,60 @@ def test_a_history_is_read_from_the_start_and_while_a_server_writes(tmp_path: Pa
         server.execute("BEGIN IMMEDIATE")
         with History(path) as history:
             assert len(history.heads(5)) == 1
+
+
+@pytest.mark.parametrize("is_still", [False, True])
+def test_a_history_that_can_only_be_read_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_still: bool
+) -> None:
+    path = tmp_path / "history.db"
+    with History(path) as history:
+        history.keep([entry("one", prompt="one"), entry("two", prompt="two")])
+    monkeypatch.setattr(os, "access", lambda *_: not is_still)
+    with History(path, only_reads=True) as history:
+        assert [found.prompt for found in history.entries()] == ["one", "two"]
+        if is_still:
+            assert [file.name for file in tmp_path.iterdir()] == ["history.db"]
+        with pytest.raises(KeptFault, match="readonly"):
+            history.keep([entry("three")])
+
+
+def test_a_reader_that_waits_between_two_entries_keeps_no_journal(tmp_path: Path) -> None:
+    path = tmp_path / "history.db"
+    with History(path) as server, History(path, only_reads=True) as reader:
+        server.keep([entry("one"), entry("two"), entry("other")])
+        entries = reader.entries()
+        assert next(entries).prompt == "one"
+        server.keep([entry("late")])
+        with closing(sqlite3.connect(path)) as checkpointing:
+            ((is_busy, *_),) = checkpointing.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        assert not is_busy
+        assert [found.prompt for found in entries] == ["two", "other"]
+        assert [found.prompt for found in reader.entries("two")] == ["two"]
+
+
+def test_a_request_that_cannot_be_written_costs_the_history_no_other(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    all_ended, keep = threading.Event(), History.keep
+
+    def keep_all_but_b(self: History, entries: Iterable[HistoryEntry]) -> None:
+        assert all_ended.wait(PATIENCE_SEC)
+        keep(self, [attrs.evolve(found, prompt="\ud800") if found.head.id == "b" else found for found in entries])
+
+    async def serve() -> None:
+        config = RuntimeConfig(model=str(tiny), history=True)
+        async with open_engine(config) as engine, recording(engine, config):
+            for id in "abc":
+                await answer(engine, ask(max_tokens=1, id=id))
+            all_ended.set()
+
+    monkeypatch.setattr(History, "keep", keep_all_but_b)
+    trio.run(serve)
+    with History(tmp_path / "uma" / "history.db", only_reads=True) as history:
+        assert [head.id for _, head in history.heads(9)] == ["a", "c"]
+    assert "history.lost" in caplog.text
 
 
 def test_what_a_pattern_finds_is_kept_nowhere_and_prompts_part_at_their_tokens() -> None:

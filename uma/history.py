@@ -103,8 +103,8 @@ def default_path() -> Path:
 class History(Kept):
     """An open history; see `Kept`."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
+    def __init__(self, path: Path, *, only_reads: bool = False) -> None:
+        super().__init__(path, only_reads=only_reads)
         self._db.create_function("has", 3, _has)
 
     def keep(self, entries: Iterable[HistoryEntry], *, max_bytes: int = MAX_BYTES) -> None:
@@ -129,19 +129,26 @@ class History(Kept):
     def entry(self, number: int, owner: str | None = None) -> HistoryEntry:
         """One by its number. Raises `BadRequest` where there is none, or it is not this owner's."""
         # As a text: SQLite takes none over 64 bits, and compares it as a number.
-        for found in self._entries("number = ?1 AND (?2 IS NULL OR owner = ?2)", str(number), owner):
+        if found := self._first("number = ?1 AND (?2 IS NULL OR owner = ?2)", str(number), owner):
             return found
         raise BadRequest(f"request {number} is not found in the history; it was never there, or has made way")
 
     def entries(self, search: str = "") -> Iterator[HistoryEntry]:
-        """All that have this text, the oldest first, one at a time."""
-        return self._entries("?1 = '' OR has(?1, head, body)", _spelled(search))
+        """All that are there now and have this text, the oldest first. Between two of them no read is open, which would
+        have the journal of a server that writes grow for as long as a pager waits.
+        """
+        ((last,),) = self.rows("SELECT max(number) FROM kept")
+        wanted, found = "number > ?1 AND number <= ?2 AND (?3 = '' OR has(?3, head, body))", None
+        while found := self._first(wanted, found.number if found else 0, last, _spelled(search)):
+            yield found
 
-    def _entries(self, which: str, *values: str | float | None) -> Iterator[HistoryEntry]:
+    def _first(self, which: str, *values: str | float | None) -> HistoryEntry | None:
         columns = "number, head, unpacked(body), unpacked(more)"
-        for number, head, body, ends in self.rows(f"SELECT {columns} FROM kept WHERE {which} ORDER BY number", *values):
+        query = f"SELECT {columns} FROM kept WHERE {which} ORDER BY number LIMIT 1"
+        for number, head, body, ends in list(self.rows(query, *values)):
             texts = json_bytes.loads(body)
-            yield HistoryEntry(number=number, head=Head(**orjson.loads(head)), ends=array("I", ends), **texts)
+            return HistoryEntry(number=number, head=Head(**orjson.loads(head)), ends=array("I", ends), **texts)
+        return None
 
 
 def _row(entry: HistoryEntry) -> KeptRow:

@@ -64,23 +64,37 @@ class KeptRow:
 
 
 class Kept(Closing):
-    """An open file, for one thread at a time. Each call waits for the disk; every fault of it is a `KeptFault`."""
+    """An open file, for one thread at a time, or one that is there and only read. Each call waits for the disk; every
+    fault of it is a `KeptFault`.
+    """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, only_reads: bool = False) -> None:
         self._path = path
         with self._faults():
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
-            self._db = sqlite3.connect(path, timeout=BUSY_SEC, check_same_thread=False)
-            # Chosen before there are tables; later that has no effect, and waits for what another process writes.
-            vacuum = "" if path.stat().st_size else "PRAGMA auto_vacuum = INCREMENTAL;"
-            try:
-                self._db.executescript(f"{vacuum} PRAGMA journal_mode = WAL; {_TABLE}")
-            except sqlite3.Error:
-                self._db.close()
-                raise
+            if only_reads:
+                # Beside a file in a folder that can only be read SQLite cannot make what a file with a journal needs.
+                is_still = not os.access(path.parent, os.W_OK) and not path.with_name(f"{path.name}-wal").exists()
+                uri = f"{path.absolute().as_uri()}?mode=ro{'&immutable=1' * is_still}"
+                self._db = sqlite3.connect(uri, timeout=BUSY_SEC, check_same_thread=False, uri=True)
+            else:
+                self._db = self._written(path)
             self._db.create_function("packed", 1, partial(zlib.compress, level=1))
             self._db.create_function("unpacked", 1, zlib.decompress)
+
+    @staticmethod
+    def _written(path: Path) -> sqlite3.Connection:
+        """A file to write, which is made where there is none."""
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+        db = sqlite3.connect(path, timeout=BUSY_SEC, check_same_thread=False)
+        # Chosen before there are tables; later that has no effect, and waits for what another process writes.
+        vacuum = "" if path.stat().st_size else "PRAGMA auto_vacuum = INCREMENTAL;"
+        try:
+            db.executescript(f"{vacuum} PRAGMA journal_mode = WAL; {_TABLE}")
+        except sqlite3.Error:
+            db.close()
+            raise
+        return db
 
     def close(self) -> None:
         """Close the file."""

@@ -39,7 +39,7 @@ def main(options: argparse.Namespace) -> int:
     path = default_path()
     if not path.exists():
         raise KeptFault(f"no history at {path}; a server keeps one with `uma run --history`")
-    with History(path) as history:
+    with History(path, only_reads=True) as history:
         if options.diff:
             return _show_difference(*map(history.entry, options.diff))
         if options.export:

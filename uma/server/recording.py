@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import sqlite3
 from codecs import getincrementaldecoder
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -79,17 +80,33 @@ class _Recorder:
             some, self._waiting, self._has_some = self._waiting, [], trio.Event()
             lost, self._lost = self._lost, 0
             try:
-                await trio.to_thread.run_sync(self._add, some, abandon_on_cancel=True)
+                faults = await trio.to_thread.run_sync(self._add, some, abandon_on_cancel=True)
             except KeptFault as error:
                 lost += len(some)
                 log(logger, logging.WARNING, "history.failed", reason=error.message)
+            else:
+                lost += len(faults)
+                if faults:
+                    log(logger, logging.WARNING, "history.failed", reason=faults[0])
             self._waiting_tokens -= sum(len(over.tokens) + REQUEST_TOKENS for over in some)
         if lost:
             log(logger, logging.WARNING, "history.lost", requests=lost)
 
-    def _add(self, some: list[Over]) -> None:
+    def _add(self, some: list[Over]) -> list[str]:
+        """Write these; why some of them could not be. Raises `KeptFault` where the file is at fault."""
         with History(default_path()) as history:
+            faults = self._faults(history, some)
+            return [why for over in some for why in self._faults(history, [over])] if faults else []
+
+    def _faults(self, history: History, some: list[Over]) -> list[str]:
+        """Why none of these could be written; empty: all are."""
+        try:
             history.keep(map(self._entry, some))
+        except KeptFault as error:
+            if isinstance(error.__cause__, OSError | sqlite3.OperationalError):
+                raise  # it would hold for each row again, and each would wait for it
+            return [error.message]
+        return []
 
     def _entry(self, over: Over) -> HistoryEntry:
         asked = over.asked.with_media(()) if any(over.asked.placed_media()) else over.asked
