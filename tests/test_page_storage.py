@@ -416,6 +416,12 @@ def test_anthropic_s_messages_are_imported_with_their_calls_and_results(here: Vi
     expect(page.locator("article.assistant .blocks")).to_contain_text(["I look.", "", "It is cold."])
     expect(page.locator("#chips")).to_have_text("system prompt")
     expect(page.locator(".toast").last).not_to_contain_text("Left out")
+    with page.expect_request("**/ui/api/answers") as asking:
+        here.ask("And tomorrow?")
+    sent = asking.value.post_data_json["messages"]
+    assert [each["role"] for each in sent] == ["system", "user", "assistant", "user"]
+    assert all(part in sent[2]["content"] for part in ("I look.", '"city":"Oslo"', "5 °C", "It is cold."))
+    here.wait_for_answer()
 
 
 def test_notices_of_one_topic_take_each_others_place_and_can_be_closed(here: Visitor) -> None:

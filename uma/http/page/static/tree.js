@@ -102,7 +102,7 @@ const PICTURE_CHARS = 2_000;
  */
 export function asked(conversation, path) {
   const { settings } = conversation;
-  const turns = path
+  const spoken = path
     .filter((each, index, all) => (each.role === "user" ? !isUnanswered(all[index + 1]) : each.text))
     .map((each) => ({
       role: /** @type {string} */ (each.role),
@@ -110,6 +110,13 @@ export function asked(conversation, path) {
       ...(each.thinking && { reasoning: each.thinking }),
       ...(picturesOf(each).length && { media: picturesOf(each).map(({ image }) => fileOf(image)) }),
     }));
+  // A call, what its tool told and the answer are one turn: many templates take no two of one role.
+  const turns = spoken.slice(0, 1);
+  for (const each of spoken.slice(1)) {
+    const last = turns[turns.length - 1];
+    if (each.role === "assistant" && last.role === "assistant") last.content += `\n\n${each.content}`;
+    else turns.push(each);
+  }
   return settings.system.trim() ? [{ role: "system", content: settings.system.trim() }, ...turns] : turns;
 }
 
