@@ -9,6 +9,7 @@ import attrs
 import pytest
 
 from harness import ServerProcess, run_to_end, uma_command
+from uma import figures
 from uma.cli import say, words
 from uma.cli.run import announce, banner
 from uma.config import RuntimeConfig, load
@@ -106,7 +107,7 @@ def test_a_server_that_cannot_start_says_why_in_one_line(
     [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (5_179_104, "5.18 MB"), (999_600, "1 MB"), (7.3e12, "7.3 TB")],
 )
 def test_sizes_are_told_in_the_unit_that_fits(number: int, text: str) -> None:
-    assert words.size(number) == text
+    assert figures.size(number) == text
 
 
 @pytest.mark.parametrize(("number", "text"), [(0.06, "4 tokens a minute"), (1.5, "1.5 tokens/s")])
@@ -119,4 +120,4 @@ def test_a_speed_below_a_token_a_second_is_told_by_the_minute(number: float, tex
     [(0.01234, "0.0123"), (41.23, "41.2"), (99.96, "100"), (2_110.0, "2,110"), (1_234_567.8, "1,234,568")],
 )
 def test_a_speed_is_told_in_plain_digits(number: float, text: str) -> None:
-    assert words.figure(number) == text
+    assert figures.figure(number) == text

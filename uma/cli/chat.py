@@ -32,7 +32,6 @@ from uma.types import CHAT_SAMPLING, Finished, ReasoningDelta, Request, Sampling
 
 HUNG_UP = (ConnectionLost, IdleTimeout)
 """Errors that end a session which the server has closed while no request ran."""
-BASE_NOTE = "This model has no chat template: a base model continues texts, and may not answer."
 ASK_AGAIN = "/retry asks the question again, /undo takes it back."
 __all__ = ["COMMANDS", "Chat", "main"]
 
@@ -161,7 +160,7 @@ class Chat:
         elif not (is_named or (self.is_hung_up_on and info == before)):
             self.view.tell(f"{words.model_line(info.model)} · {place}")
         if not info.capabilities.chat and (before is None or before.model != info.model):
-            self.view.tell(BASE_NOTE)
+            self.view.tell(f"{words.BASE}.")
 
     @property
     def _is_switching(self) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 import attrs
 import trio
 
-from uma import posix
+from uma import figures, posix
 from uma.cli import words
 from uma.client import connect, dialled
 from uma.config import RuntimeConfig
@@ -110,7 +110,7 @@ def _cpu() -> Iterator[Check]:
 def _gpu(config: RuntimeConfig) -> Check:
     gpus = devices.gpus()
     if gpus:
-        free = [f"{gpu.description} ({words.size(gpu.free_bytes)} free)" for gpu in gpus]
+        free = [f"{gpu.description} ({figures.size(gpu.free_bytes)} free)" for gpu in gpus]
         return Check("GPU", ", ".join(free) + ("" if config.n_gpu_layers else "; not used: n_gpu_layers is 0"))
     seen = _gpu_trace()
     if seen is None:
@@ -184,10 +184,10 @@ def _memory(config: RuntimeConfig) -> Check:
     try:
         model_bytes, projector_bytes = _model_bytes(config)
     except ModelError:
-        return Check("memory", f"{words.size(free)} free")  # what is wrong with the model has a line of its own
-    finding = f"{words.size(free)} free, the model has {words.size(model_bytes)}"
+        return Check("memory", f"{figures.size(free)} free")  # what is wrong with the model has a line of its own
+    finding = f"{figures.size(free)} free, the model has {figures.size(model_bytes)}"
     if projector_bytes:
-        finding += f", its projector {words.size(projector_bytes)}"
+        finding += f", its projector {figures.size(projector_bytes)}"
     if model_bytes + projector_bytes <= free or (config.n_gpu_layers and backend.has_gpu()):
         return Check("memory", finding)
     return Check("memory", finding, "take a smaller model or quantization, or end other programs; it would be swapped")

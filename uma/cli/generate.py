@@ -189,8 +189,7 @@ async def _stream(
     able = opened.source.info.capabilities
     request = task.request(able, opened.model)
     if able.generate and not able.chat and not task.raw and sys.stderr.isatty():
-        how = "a plain one is used" if request.messages else "it continues the text"
-        say.note(f"this model has no chat template of its own; {how}")
+        say.note(words.BASE)
     finished: Finished | None = None
     known: list[Logprobs] = []
     try:

@@ -14,7 +14,8 @@ from typing import Any
 import attrs
 import trio
 
-from uma.cli import say, words
+from uma import figures
+from uma.cli import say
 from uma.cli.default_model import check_folder
 from uma.cli.memory import fits, memory_bytes
 from uma.cli.sanitize import json_text
@@ -42,7 +43,7 @@ def main(options: argparse.Namespace) -> int:
         print(json_text([as_json(model, memory) for model in models], indent=2))
         return 0
     show_models(models, memory)
-    say.plain(f"fits: into {words.size(memory.n_bytes)}, {memory.whose}")
+    say.plain(f"fits: into {figures.size(memory.n_bytes)}, {memory.whose}")
     say.plain(_advice(folder, is_empty=not any(model.place == places.UMA_MODELS for model in models)))
     return 0
 
@@ -96,12 +97,12 @@ def _plain(value: Any) -> Any:
 def _row(model: ModelFile, memory: Memory) -> tuple[str, ...]:
     return (
         model.name,
-        words.count(model.parameters) if model.parameters else "",
+        figures.count(model.parameters) if model.parameters else "",
         model.kind,
         "pictures" if model.vision else "",
         model.quantization,
         f"{model.context_length:,}" if model.context_length else "",
-        words.size(model.size_bytes),
+        figures.size(model.size_bytes),
         "yes" if memory.holds(model) else "no",
         model.place,
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from uma.cli import words
+from uma import figures
 from uma.errors import BadRequest
 from uma.media.files import MAX_FILE_BYTES, PICTURES, check_file, form_of, size_of
 from uma.types import Media
@@ -43,7 +43,7 @@ class ChatPicture:
     def label(self) -> str:
         """`cat.png (640 x 480, 120 kB)`."""
         width, height = size_of(self.data) or (0, 0)
-        return f"{self.name} ({width:,} x {height:,}, {words.size(len(self.data))})"
+        return f"{self.name} ({width:,} x {height:,}, {figures.size(len(self.data))})"
 
     @property
     def base64(self) -> str:

@@ -12,7 +12,8 @@ from typing import Any
 import attrs
 import trio
 
-from uma.cli import say, words
+from uma import figures
+from uma.cli import say
 from uma.cli.listening import listening_sockets
 from uma.cli.options import load_settings
 from uma.cli.sanitize import json_text, sanitize_line
@@ -77,7 +78,7 @@ def show_servers(found: Sequence[Running]) -> None:
     for server in found:
         if server.models:
             budget = server.memory_budget_bytes
-            most = f": {words.size(budget)} together at most (--memory)" if budget else ""
+            most = f": {figures.size(budget)} together at most (--memory)" if budget else ""
             print()
             print_wrapped(f"models of {sanitize_line(server.socket)}{most}")
             print_table(MODEL_COLUMNS, [_model_row(model) for model in server.models], spare=("at most",))
@@ -155,8 +156,8 @@ def _as_json(server: Running) -> dict[str, Any]:
 
 def _model_row(model: ListedModel) -> tuple[str, ...]:
     percent = "" if model.loading_percent is None else f", {model.loading_percent} %"
-    memory = words.size(model.taken_bytes) if model.taken_bytes else ""
-    most = words.size(model.memory_bytes) if model.state != "unloaded" else ""
+    memory = figures.size(model.taken_bytes) if model.taken_bytes else ""
+    most = figures.size(model.memory_bytes) if model.state != "unloaded" else ""
     state = model.state if model.fits or model.state != "unloaded" else "too large"
     waiting = f", {model.waiting} waiting" if model.waiting else ""
     requests = f"{model.running}{waiting}" if model.running or model.waiting else ""

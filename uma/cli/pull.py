@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TextIO
 
-from uma.cli import say, words
+from uma import figures
+from uma.cli import say
 from uma.cli.memory import fits, memory_bytes
 from uma.cli.sanitize import sanitize_line
 from uma.cli.table import print_table
@@ -41,13 +42,13 @@ def main(options: argparse.Namespace) -> int:
     offer = listing.choose() if reference.what else _choose(listing, memory)
     if not options.no_mmproj and (projector := listing.projector_of(offer)) is not None:
         offer = offer.beside(projector)
-        about = f"{projector.path} ({words.size(projector.size_bytes)})"
+        about = f"{projector.path} ({figures.size(projector.size_bytes)})"
         say.note(f"with its projector for pictures or sound, {about}; --no-mmproj leaves it out")
-    size = words.size(offer.size_bytes)
+    size = figures.size(offer.size_bytes)
     if not fits(offer.size_bytes, memory):
         smaller = _largest_that_fits(listing, memory)
         does = "" if smaller is None else f"; {smaller.quantization or smaller.name} does"
-        say.warn(f"{offer.name} has {size}, and {words.size(memory)} of memory are free here: it may not fit{does}")
+        say.warn(f"{offer.name} has {size}, and {figures.size(memory)} of memory are free here: it may not fit{does}")
     with _progress(offer.name.rpartition("/")[2], offer.size_bytes) as on_progress:
         path = Pull(listing, offer, cache, endpoint, on_progress).run()
     say.note(f"{size} are here: uma chat {catalog.short_name(path, os.environ)}")
@@ -84,7 +85,7 @@ def _list(listing: hub.Listing, memory: int) -> None:
         chosen = listing.choose()
     show_offers(listing, chosen, memory, sys.stdout)
     for projector in listing.projectors:
-        say.plain(f"projector: {projector.path} ({words.size(projector.size_bytes)})")
+        say.plain(f"projector: {projector.path} ({figures.size(projector.size_bytes)})")
     if chosen is not None and not listing.reference.what:
         say.plain(f"{CHOSEN} comes where none is named: {_why(chosen)}")
 
@@ -95,7 +96,7 @@ def show_offers(listing: hub.Listing, chosen: hub.Offer | None, memory: int, fil
         (
             CHOSEN if offer == chosen else "",
             offer.quantization,
-            words.size(offer.size_bytes),
+            figures.size(offer.size_bytes),
             "yes" if fits(offer.size_bytes, memory) else "no",
             str(len(offer.files)),
             offer.name,
@@ -109,7 +110,7 @@ def _why(chosen: hub.Offer) -> str:
     """What is taken where nothing is asked for, and why."""
     usual, found = hub.PREFERRED[0], chosen.quantization
     why = "which most take: small, with little loss" if found == usual else f"the nearest to {usual} that there is"
-    return f"{found or chosen.name} ({words.size(chosen.size_bytes)}), {why}"
+    return f"{found or chosen.name} ({figures.size(chosen.size_bytes)}), {why}"
 
 
 def _largest_that_fits(listing: hub.Listing, memory: int) -> hub.Offer | None:
@@ -156,6 +157,6 @@ def _lines(name: str, total: int) -> Callable[[int], None]:
         part = n_bytes * LINES // max(1, total)
         if part > said:
             said = part
-            say.note(f"{name}: {100 * n_bytes // max(1, total)} % of {words.size(total)}")
+            say.note(f"{name}: {100 * n_bytes // max(1, total)} % of {figures.size(total)}")
 
     return tell

@@ -6,7 +6,8 @@ import argparse
 import os
 import sys
 
-from uma.cli import say, words
+from uma import figures
+from uma.cli import say
 from uma.cli.table import print_wrapped
 from uma.config import BUILTIN
 from uma.errors import ConfigError, ModelError
@@ -22,7 +23,7 @@ def main(options: argparse.Namespace) -> int:
         raise ModelError("builtin: the built-in model cannot be removed")
     found = catalog.named(options.name, os.environ)
     removed = removal(found)
-    size = words.size(removed.freed_bytes)
+    size = figures.size(removed.freed_bytes)
     what = f"{found.path}{'' if removed.projector is None else f' and its projector {removed.projector.name}'}"
     if not options.yes and not _agreed(f"remove {what}, which frees {size}?"):
         say.note("nothing was removed")

@@ -9,7 +9,7 @@ from functools import partial
 
 import attrs
 
-from uma import posix
+from uma import figures, posix
 from uma.cli import say, words
 from uma.cli.default_model import check_folder, with_all
 from uma.cli.options import load_settings
@@ -96,7 +96,7 @@ def announce(loaded: Loaded, info: ServerInfo, url: str = "") -> None:
 
 def _several(config: RuntimeConfig, info: ServerInfo) -> list[str]:
     folder = config.prefix_folder
-    kept = f"cache   {folder}, {words.size(config.cache_disk_mb * 2**20)} at most; `--cache-dir ''` keeps none"
+    kept = f"cache   {folder}, {figures.size(config.cache_disk_mb * 2**20)} at most; `--cache-dir ''` keeps none"
     first, *others = info.models
     return [
         f"models  {words.names([f'{first} (default)', *others])}",

@@ -20,6 +20,7 @@ import attrs
 import outcome
 import trio
 
+from uma import figures
 from uma.cli import words
 from uma.cli.default_model import check_folder, default_model
 from uma.cli.listening import listening_sockets
@@ -388,7 +389,7 @@ async def _engine(stack: AsyncExitStack, config: RuntimeConfig, say: Callable[[s
 
     wanted = catalog.resolve(config.model, os.environ)
     if wanted.path.is_file() and (n_bytes := wanted.path.stat().st_size) > SLOW_TO_LOAD_BYTES:
-        say(f"loading {wanted.path.name} ({words.size(n_bytes)})")
+        say(f"loading {wanted.path.name} ({figures.size(n_bytes)})")
     stack.enter_context(logging_to(config))
     try:
         engine = await stack.enter_async_context(open_engine(config, progress=shown_progress(_words(config.model))))

@@ -17,6 +17,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from uma import figures
 from uma.cli import words
 from uma.cli.sanitize import sanitize_line
 from uma.cli.top_state import SECONDS, RequestRow, TopState, WatchedServer, pid_of, program_of
@@ -72,7 +73,7 @@ COLUMNS = (
     Column("lane", max(map(len, words.LANES.values())), 80, _lane, "left"),
     Column("state", 13, 60, lambda row: row.state, "left"),
     Column("read", 5, 60, lambda row: f"{math.floor(100 * row.read_share)} %"),
-    Column("tok/s", 5, 60, lambda row: words.figure(row.tokens_per_sec) if row.tokens_per_sec else ""),
+    Column("tok/s", 5, 60, lambda row: figures.figure(row.tokens_per_sec) if row.tokens_per_sec else ""),
     Column("first", 6, 60, lambda row: _ms(row.request.ttft_ms)),
     Column("gap", 6, 80, lambda row: _ms(row.request.worst_gap_ms)),
     Column("starts", 7, 80, lambda row: "" if row.starts_in_ms is None else f"~{words.duration(row.starts_in_ms)}"),
@@ -145,24 +146,24 @@ def _server(where: str, server: WatchedServer, columns: int) -> list[Text]:
     if frame is not None and frame.pid is not None:
         parts.append(_plain(f"pid {frame.pid}", "dim"))
     if frame is not None and frame.rss_bytes:
-        parts.append(_plain(words.size(frame.rss_bytes)))
+        parts.append(_plain(figures.size(frame.rss_bytes)))
     shown = [Text(), *_flow(names, columns), *_flow(parts, columns)]
     if server.lost:
         shown.append(_plain(server.lost, "bold red"))
     if frame is None:
         return shown
-    metrics, figures = frame.metrics, frame.figures
+    metrics, known = frame.metrics, frame.figures
     spark = max(10, min(MAX_SPARK, (columns - 2 * 26) // 2)) if columns >= 80 else 24
     lines = [
         _spark("writing", server, "written_per_sec", spark, "green"),
         _spark("reading", server, "read_per_sec", spark, "blue"),
     ]
     shown_figures = [
-        *_times("first token", figures.first_token_ms),
-        *_times("between tokens", figures.between_tokens_ms),
+        *_times("first token", known.first_token_ms),
+        *_times("between tokens", known.between_tokens_ms),
         *([_cells(metrics)] if metrics.get("kv_cells_total") else []),
-        *([] if figures.cached_share is None else [_plain(f"from cache {100 * figures.cached_share:.0f} %")]),
-        *([_plain(f"in memory {words.size(metrics['cache_ram_bytes'])}")] if metrics.get("cache_ram_bytes") else []),
+        *([] if known.cached_share is None else [_plain(f"from cache {100 * known.cached_share:.0f} %")]),
+        *([_plain(f"in memory {figures.size(metrics['cache_ram_bytes'])}")] if metrics.get("cache_ram_bytes") else []),
         *([_plain("paused: `uma resume` has it go on", "bold yellow")] if metrics.get("paused_sec") else []),
         *([_plain(f"preempted {metrics['preemptions_total']:,}")] if metrics.get("preemptions_total") else []),
         *([_plain(f"others on its cores {metrics['neighbour_load']:.1f}")] if metrics.get("neighbour_load") else []),
@@ -174,7 +175,7 @@ def _spark(name: str, server: WatchedServer, figure: str, width: int, style: str
     history = server.history(figure)
     line = Text(f"{name} ", no_wrap=True)
     line.append(sparkline(history, width), style)
-    line.append(f" {words.figure(history[-1]):>6} tok/s", "bold")
+    line.append(f" {figures.figure(history[-1]):>6} tok/s", "bold")
     return line
 
 

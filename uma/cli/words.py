@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from uma import figures
 from uma.config import Loaded, RuntimeConfig
+from uma.figures import count, figure, size
 from uma.models.names import with_each
 from uma.types import Finished, Logprobs, MemoryPlan, ModelInfo, ServerInfo
 
 DEMONSTRATION = (
     "This is the small built-in demonstration model; `uma pull OWNER/NAME` gets a real one, --model FILE.gguf names one"
 )
+BASE = "This model has no chat template: a base model continues texts, and may not answer"
 BLIND = "this model does not support image input; one that has a projector beside it (--mmproj) does"
 
 LANES = {1: "interactive", 0: "normal", -1: "background"}
 """Names of a request's priorities."""
 MOST_NAMED = 8
 """Maximum of models that one line names."""
-
-size, count, figure = figures.size, figures.count, figures.figure
 
 
 def names(models: Sequence[str]) -> str:
