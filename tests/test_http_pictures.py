@@ -24,6 +24,7 @@ from uma.client.http import HttpClient
 from uma.client.http_probe import HttpProbe
 from uma.client.probe import SocketProbe
 from uma.contracts.claims import claims_of
+from uma.errors import BadRequest
 from uma.llm import LLM
 from uma.server.json_connection import MAX_STARTING
 
@@ -484,5 +485,5 @@ def test_llm_takes_a_path_or_bytes_or_a_picture_of_pillow_s(
         (heard,) = llm.chat([{"role": "user", "content": content}], {"max_tokens": LENGTH, **PLAIN})
         assert heard.outputs[0].text == said_of(reference, f"{MARKER}{QUESTION}", SOUND)
         for wrong in ({"type": "audio", "audio": Image.open(BytesIO(FILE))}, {"type": "image", "image": 5}):
-            with pytest.warns(UserWarning, match=r"content\[0\]: expected a part of type text"):
+            with pytest.raises(BadRequest, match=r"content\[0\]: expected a part of type text"):
                 llm.chat([{"role": "user", "content": [wrong]}])

@@ -24,7 +24,7 @@ from harness import PATIENCE_SEC, run_to_end
 from models import write_model
 from uma import LLM, Engine, Grammar, Message, RuntimeConfig, SamplingParams, connect, open_engine
 from uma.errors import BadRequest, ConfigError, ModelError, PromptTooLarge
-from uma.llm.arguments import message_of, tool_of
+from uma.llm.arguments import messages_of, tool_of
 from uma.types import DEFAULT_MAX_TOKENS, Tool, ToolCallDelta
 
 TINY: dict[str, Any] = {
@@ -118,6 +118,10 @@ def test_a_bad_prompt_costs_the_others_nothing(llm: LLM) -> None:
             lambda llm: SamplingParams(**kept({"max_new_tokens": 3})),
             r"max_new_tokens is no field of it; did you mean max_tokens\?",
         ),
+        (lambda llm: llm.imap(["a"], max_tokens=3), r"imap\(\) .*'max_tokens'; give sampling_params="),
+        (lambda llm: llm.imap("abc"), "rows: expected a list of prompts, not one"),
+        (lambda llm: llm.embed("a", normalise=False), r"embed\(\) .*'normalise'; did you mean normalize\?"),
+        (lambda llm: llm.decide("x", ["y?"], lables=[]), r"decide\(\) .*'lables'; did you mean labels\?"),
         (lambda llm: llm.chat(), "takes conversations, or messages"),
         (lambda llm: llm.chat([Message("user", "x")], tool_choice={"type": "function"}), "tool_choice: expected auto"),
         (lambda llm: llm.generate("x", {"max_token": 1}), r"'max_token' is no field of .*did you mean max_tokens\?"),
@@ -278,10 +282,10 @@ def test_a_chat_calls_a_tool_and_goes_on_with_its_result(llm: LLM) -> None:
         {"role": "assistant", "content": said.text or None, "tool_calls": [openai_call]},
         {"role": "tool", "content": "Rain.", "tool_call_id": call.id, "name": call.name},
     ]
-    assert tuple(map(message_of, dicts)) == tuple(talk)
+    assert messages_of(dicts) == tuple(talk)
     assert [tool_of({"function": function | given}, "").strict for given in ({}, {"strict": True})] == [False, True]
     assert llm.chat(dicts, params(), tools=offered)[0].outputs == last.outputs
-    with pytest.raises(TypeError, match=r"tools\[0\]: expected a Tool"):
+    with pytest.raises(BadRequest, match=r"tools\[0\]: expected a Tool"):
         llm.chat(talk, tools=[{"type": "function"}])
 
 
@@ -346,12 +350,77 @@ def test_a_bad_conversation_costs_the_others_nothing(llm: LLM) -> None:
     assert max(len(repr(out)) for out in outs) < 1_000
 
 
-def test_a_misspelt_role_is_raised_before_anything_is_computed(llm: LLM) -> None:
-    for ask in (llm.chat, llm.stream):
-        with pytest.raises(BadRequest, match=r"\[0\]\[0\]\.role: 'asistant' is no role; did you mean assistant\?"):
-            ask([{"role": "asistant"}])
-    (out,) = llm.imap([[{"role": "asistant", "content": "Hi"}]])
-    assert "did you mean assistant?" in str(out.error)
+TALK = [{"role": "user", "content": "Hi"}]
+TOOL = {"name": "weather", "parameters": {"type": "object", "properties": {}}}
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda llm: llm.chat([{"role": "usr", "content": "x"}]), r"^messages\[0\]\.role: 'usr' .*did you mean user\?"),
+        (lambda llm: llm.stream([*TALK, {"role": "asistant"}]), r"^messages\[1\]\.role: 'asistant' is no role"),
+        (
+            lambda llm: llm.chat([{"role": "user", "contents": "x"}]),
+            r"^messages\[0\]\.contents: .*did you mean content\?",
+        ),
+        (lambda llm: llm.chat([*TALK, {"content": "x"}]), r"^messages\[1\]\.role: this message has none"),
+        (lambda llm: llm.chat([{"role": "user", "content": 3}]), r"^messages\[0\]\.content: expected a string, not 3"),
+        (lambda llm: llm.chat("Hi", tool_choice="required"), "^tool_choice: required, but there are no tools"),
+        (lambda llm: llm.chat([TALK, TALK], tool_choice="zzz"), "^tool_choice: 'zzz' is none of"),
+        (lambda llm: llm.chat("Hi", tools=[{"nam": "x"}]), r"^tools\[0\]: expected a Tool.*; did you mean name\?"),
+        (lambda llm: llm.generate("Once", {"regex": "("}), "^grammar.regex: unclosed group"),
+        (lambda llm: llm.generate(["Once", "Twice"], {"json_schema": {"type": "objct"}}), "^grammar.json_schema: type"),
+        (lambda llm: list(llm.imap(["Once"], {"regex": "("})), "^grammar.regex: unclosed group"),
+        (lambda llm: asyncio.run(llm.achat([TALK, TALK], {"regex": "("})), "^grammar.regex: unclosed group"),
+        (lambda llm: asyncio.run(llm.agenerate("\ud800")), "^prompt: holds a lone surrogate"),
+    ],
+)
+def test_what_is_wrong_with_the_call_or_its_only_prompt_is_raised(ask: Any, message: str, llm: LLM) -> None:
+    with pytest.raises(BadRequest, match=message):
+        ask(llm)
+
+
+def test_of_many_prompts_each_has_an_error_of_its_own(llm: LLM) -> None:
+    with pytest.warns(UserWarning, match="2 of 3 prompts failed"):
+        outs = llm.generate(["Once", "x" * 5_000, "Twice"], [params(), params(), {"regex": "("}])
+    assert [type(out.error) for out in outs] == [type(None), PromptTooLarge, BadRequest]
+    with pytest.warns(UserWarning, match="1 of 2 prompts failed"):
+        outs = llm.chat([TALK, [{"role": "asistant", "content": "Hi"}]], params())
+    assert "messages[0].role: 'asistant' is no role; did you mean assistant?" in str(outs[1].error)
+    with pytest.warns(UserWarning, match="1 of 2 prompts failed"):
+        outs = asyncio.run(llm.agenerate(["Once", "x" * 5_000], params()))
+    assert [out.index for out in outs] == [0, 1]
+
+
+def test_cancelling_an_asyncio_task_ends_the_work(tiny: Path) -> None:
+    with open_llm(tiny, n_ctx=16_384, max_sequences=1) as llm:
+
+        async def work() -> None:
+            for begun in (llm.agenerate("Once", params(4_000)), llm.achat(["Once", "Twice"], params(4_000))):
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(begun, 0.05)
+            stream = llm.stream("Once", params(4_000))
+            assert await anext(stream)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    async for _ in stream:
+                        pass
+            assert stream.finished is None and repr(stream).endswith(": closed>")
+            # With one sequence at a time these would wait for 16,000 tokens.
+            outs = await asyncio.gather(llm.agenerate("Again", params(2)), llm.agenerate(["Once"], params(2)))
+            assert [len(out.outputs[0].token_ids) for (out,) in outs] == [2, 2]
+
+        asyncio.run(work())
+
+
+def test_asyncio_has_the_same_texts(llm: LLM) -> None:
+    async def work() -> None:
+        (out,) = await llm.agenerate("Once", params())
+        assert [piece async for piece in llm.stream("Once", params())] == list(llm.stream("Once", params()))
+        assert (await llm.achat("Hi", params()))[0].outputs == llm.chat("Hi", params())[0].outputs
+        assert out.outputs == llm.generate("Once", params())[0].outputs
+
+    asyncio.run(work())
 
 
 def test_a_short_queue_is_no_limit_for_many_prompts(tiny: Path) -> None:

@@ -181,6 +181,8 @@ def test_a_socket_without_a_server_is_told_at_once(tmp_path: Path) -> None:
         LLM(socket=tmp_path / "uma.sock")
     with pytest.raises(TypeError, match="socket: expected the path"):
         LLM(socket=7)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="expected a Unix socket's path, not a URL"):
+        LLM(socket="http://127.0.0.1:8000")
 
 
 def test_with_a_checkpoint_the_same_call_takes_what_is_there_and_goes_on(llm: LLM, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Annotated, Any, Literal
 
 import attrs
+import pydantic
 import pytest
 from jsonschema import Draft202012Validator
 
@@ -62,6 +63,28 @@ def test_a_class_s_schema_takes_what_its_fields_take_and_nothing_else() -> None:
     for wrong in ({"colour": "green"}, {"wheels": [{"inches": "x"}]}, {"kind": "small"}, {"more": 1}, {"owner": 3}):
         assert not check({**car, **wrong})
     assert not check({"name": "a"})
+
+
+class Point(pydantic.BaseModel):
+    x: int
+    properties: dict[str, int] = {}
+
+
+class Loose(pydantic.BaseModel, extra="allow"):
+    at: Point
+
+
+class Shape(pydantic.BaseModel):
+    points: list[Point]
+    other: Loose | None = None
+
+
+def test_a_class_of_pydantic_s_takes_no_members_that_it_has_not_unless_it_says_so() -> None:
+    check = Draft202012Validator(schema_of(Shape) or {}).is_valid
+    point = {"x": 1, "properties": {"y": 2}}
+    assert check({"points": [point], "other": {"at": point, "more": 1}})
+    for wrong in ({"more": 1}, {"points": [{**point, "more": 1}]}, {"other": {"at": {**point, "more": 1}}}):
+        assert not check({"points": [point], **wrong})
 
 
 def test_a_sampling_parameter_takes_classes_and_dicts_as_schema() -> None:

@@ -22,16 +22,35 @@ _PLAIN: dict[Any, dict[str, Any]] = {
 }
 
 
+_OF_SCHEMAS = ("items", "prefixItems", "additionalProperties", "anyOf", "oneOf", "allOf")
+"""Keywords of pydantic's schemas that hold schemas, beside those that hold them by name."""
+
+
 def schema_of(kind: Any) -> dict[str, Any] | None:
     """The schema of a class whose fields have types that JSON has; None for what is no such class. Raises `TypeError`
     for a field whose type JSON has not.
     """
     if callable(tells := getattr(kind, "model_json_schema", None)):
-        found: dict[str, Any] = tells()
+        found: dict[str, Any] = _closed(tells())
         return found
     if not isinstance(kind, type) or not (attrs.has(kind) or dataclasses.is_dataclass(kind)):
         return None
     return _of_class(kind, ())
+
+
+def _closed(schema: Any) -> Any:
+    """The schema with no members in its objects but those that it names, where it does not speak of others: pydantic
+    ignores them, unless it was told `extra="allow"`.
+    """
+    if isinstance(schema, list):
+        return [_closed(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {name: _closed(value) if name in _OF_SCHEMAS else value for name, value in schema.items()}
+    for name in ("properties", "$defs"):
+        if name in schema:
+            closed[name] = {key: _closed(value) for key, value in schema[name].items()}
+    return {"additionalProperties": False, **closed} if "properties" in schema else closed
 
 
 def _of_class(kind: type, inside: tuple[type, ...]) -> dict[str, Any]:

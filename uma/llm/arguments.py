@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from inspect import signature
 from io import BytesIO
 from itertools import repeat
 from os import PathLike, fspath
@@ -16,8 +18,9 @@ import attrs
 from uma import json_text
 from uma.config import LOG, SERVER_ONLY, RuntimeConfig, nearest, settings
 from uma.constraints import show
-from uma.errors import BadRequest, ConfigError
+from uma.errors import BadRequest, ConfigError, UmaError
 from uma.types import GRAMMAR_FIELDS, Media, Message, ReasoningMode, SamplingParams, Tool, ToolCall, joined
+from uma.wrong import Wrong, WrongValues
 
 T = TypeVar("T")
 Conversation = Sequence[Message | Mapping[str, Any]]
@@ -30,6 +33,8 @@ Choice = str | Mapping[str, Any]
 SAMPLING_NAMES = (*(field.name for field in attrs.fields(SamplingParams)), *GRAMMAR_FIELDS)
 ROLES = ("system", "developer", "user", "assistant", "tool")
 """Roles that every chat has. Templates have others of their own, so only what is nearly one of these is refused."""
+CALL_FIELDS = ("tools", "tool_choice", "parallel_tool_calls", "reasoning")
+"""Fields of a request that are given once for all conversations, beside sampling parameters."""
 NO_KEYWORDS = SERVER_ONLY | LOG
 """Settings that an `LLM` has no use for: it serves no other program, and logs as Python's `logging` is set up."""
 
@@ -73,12 +78,26 @@ def sampling_of(given: Sampling | None, where: str) -> SamplingParams:
     return SamplingParams(**given)
 
 
-def check_keywords(unknown: Mapping[str, Any], method: str) -> None:
-    """Raise `TypeError` for keywords that a method has not; of those of `SamplingParams` it says where they belong."""
+def check_keywords(unknown: Iterable[str], method: Callable[..., Any], known: Sequence[str] = ()) -> None:
+    """Raise `TypeError` for keywords that a method has not, with the nearest that it has (these are `known`, too); of
+    those of `SamplingParams` it says where they belong.
+    """
+    own = (*signature(method).parameters, *known)
     for name in unknown:
-        near = name if name in SAMPLING_NAMES else next(iter(get_close_matches(name, SAMPLING_NAMES, n=1)), None)
-        hint = f"; give sampling_params=SamplingParams({near}=…), or a dict" if near else ""
-        raise TypeError(f"LLM.{method}() got an unexpected keyword argument {name!r}{hint}")
+        near = get_close_matches(name, (*own, *SAMPLING_NAMES) if "sampling_params" in own else own, n=1)
+        hint = nearest(name, near)
+        if near and near[0] in SAMPLING_NAMES and near[0] not in own:
+            hint = f"; give sampling_params=SamplingParams({near[0]}=…), or a dict"
+        raise TypeError(f"LLM.{method.__name__}() got an unexpected keyword argument {name!r}{hint}")
+
+
+def is_fault_of_call(error: UmaError, *, own_sampling: bool) -> bool:
+    """Whether an error of one prompt of many is about what was given for all: tools, or with `own_sampling` of each
+    prompt nothing else, and otherwise sampling parameters, too.
+    """
+    shared = CALL_FIELDS if own_sampling else (*CALL_FIELDS, *SAMPLING_NAMES)
+    lines = error.lines if isinstance(error, BadRequest) else ()
+    return any(isinstance(line, Wrong) and re.split(r"[.\[]", line.field)[0] in shared for line in lines)
 
 
 def state_of(given: str | Conversation | Mapping[str, Any]) -> tuple[Message, ...]:
@@ -106,16 +125,17 @@ def texts_of(given: str | Iterable[str], name: str, *, hint: str = "") -> list[s
     return found
 
 
-def conversations_of(given: str | Conversation | Sequence[str | Conversation]) -> list[tuple[Any, ...]]:
-    """The conversations, each a tuple of messages or dicts (`TypeError`) whose roles are not misspelt (`BadRequest`).
-    A string is one message of the user's. What else is in a dict is looked at later.
+def conversations_of(given: str | Conversation | Sequence[str | Conversation]) -> tuple[list[tuple[Any, ...]], bool]:
+    """The conversations, each a tuple of messages or dicts (`TypeError`), and whether it is one alone, not in a list. A
+    string is one message of the user's. What is in a dict is looked at later.
     """
     expected = "expected a string, or a list of messages, each a Message or a dict of role and content"
     if isinstance(given, bytes | Mapping | Message) or not isinstance(given, Iterable):
         raise TypeError(f"conversations: {expected}, not {shown(given)}")
     every: Any = [given] if isinstance(given, str) else list(given)
+    is_alone = isinstance(given, str)
     if every and isinstance(every[0], Message | Mapping):
-        every = [every]
+        every, is_alone = [every], True
     found = []
     for index, conversation in enumerate(every):
         if isinstance(conversation, bytes | Mapping | Message) or not isinstance(conversation, Iterable):
@@ -123,11 +143,10 @@ def conversations_of(given: str | Conversation | Sequence[str | Conversation]) -
         messages = (Message("user", conversation),) if isinstance(conversation, str) else tuple(conversation)
         for place, message in enumerate(messages):
             if not isinstance(message, Message | Mapping):
-                raise TypeError(f"conversations[{index}][{place}]: {expected}, not {shown(message)}")
-            if why := _misspelt(message):
-                raise BadRequest.at(f"conversations[{index}][{place}].role", why)
+                where = "messages" if is_alone else f"conversations[{index}]"
+                raise TypeError(f"{where}[{place}]: {expected}, not {shown(message)}")
         found.append(messages)
-    return found
+    return found, is_alone
 
 
 def shown(value: Any) -> str:
@@ -153,8 +172,7 @@ def prompt_fields(prompt: str | Conversation) -> dict[str, Any]:
         return {"prompt": prompt}
     if isinstance(prompt, bytes | Mapping | Message) or not isinstance(prompt, Iterable):
         raise TypeError(f"prompt: expected a string, or a list of messages, not {shown(prompt)}")
-    ((*messages,),) = conversations_of([tuple(prompt)])
-    return {"messages": make_request(lambda: tuple(map(message_of, messages)))}
+    return {"messages": make_request(messages_of, given=prompt)}
 
 
 def make_request(make: Callable[..., T], **fields: Any) -> T:
@@ -165,33 +183,41 @@ def make_request(make: Callable[..., T], **fields: Any) -> T:
         raise BadRequest.of(error) from None
 
 
-def message_of(given: Message | Mapping[str, Any]) -> Message:
-    """A turn of a conversation, of a dict in OpenAI's form too. Raises `ValueError` for what is none: one bad
-    conversation must not cost the others.
+def messages_of(given: Iterable[Message | Mapping[str, Any]]) -> tuple[Message, ...]:
+    """A conversation, of dicts in OpenAI's form too. Raises `WrongValues` for what is none, with the message's index:
+    one bad conversation must not cost the others.
     """
-    if why := _misspelt(given):
-        raise ValueError(f"messages: role: {why}")
+    found = []
+    for index, message in enumerate(given):
+        try:
+            found.append(_message_of(message))
+        except WrongValues as error:
+            raise WrongValues(*(line.below(f"messages[{index}]") for line in error.lines)) from None
+    return tuple(found)
+
+
+def _message_of(given: Message | Mapping[str, Any]) -> Message:
+    role = given.role if isinstance(given, Message) else given.get("role") if isinstance(given, Mapping) else None
+    if isinstance(role, str) and role not in ROLES and (near := nearest(role, ROLES)):
+        raise WrongValues(Wrong("role", f"{role!r} is no role{near}"))
     if isinstance(given, Message):
         return given
-    if not isinstance(given, Mapping) or not {"role", "content"} <= given.keys() <= _MESSAGE_FIELDS:
-        expected = "expected a Message, or a dict of role and content, and perhaps tool_calls, tool_call_id, name"
-        raise ValueError(f"messages: {expected}, not {shown(given)}")
+    if not isinstance(given, Mapping):
+        raise WrongValues(Wrong("", f"expected a Message, or a dict of role and content, not {shown(given)}"))
+    for name in given:
+        if name not in _MESSAGE_FIELDS:
+            raise WrongValues(Wrong(str(name)[:100], f"no field of a message{nearest(str(name), _MESSAGE_FIELDS)}"))
     calls = given.get("tool_calls") or ()
     if not isinstance(calls, list | tuple):
-        raise ValueError(f"messages: tool_calls: expected a list of calls, not {shown(calls)}")  # noqa: TRY004
-    content = "" if calls and given["content"] is None else given["content"]
+        raise WrongValues(Wrong("tool_calls", f"expected a list of calls, not {shown(calls)}"))
+    for name in ("role", "content"):
+        if name not in given and not (calls and name == "content"):
+            raise WrongValues(Wrong(name, "this message has none; give it role and content"))
+    content = "" if calls and given.get("content") is None else given["content"]
     media: tuple[Media, ...] = ()
     if isinstance(content, list | tuple):
         content, media = _parts_of(content)
     return Message(**{"media": media, **given, "content": content, "tool_calls": tuple(map(_call_of, calls))})
-
-
-def _misspelt(given: Message | Mapping[str, Any]) -> str:
-    """Why the role of a message is none; empty where it is one, or a template can have it."""
-    role = given.role if isinstance(given, Message) else given.get("role") if isinstance(given, Mapping) else None
-    if isinstance(role, str) and role not in ROLES and (near := nearest(role, ROLES)):
-        return f"{role!r} is no role{near}"
-    return ""
 
 
 def _parts_of(parts: Sequence[Any]) -> tuple[str, tuple[Media, ...]]:
@@ -201,7 +227,7 @@ def _parts_of(parts: Sequence[Any]) -> tuple[str, tuple[Media, ...]]:
     found: list[str | Media] = []
     for index, part in enumerate(parts):
         if isinstance(part, Mapping) and part.get("type") == "image_url":
-            found.append(_of_url(part.get("image_url"), f"messages: content[{index}].image_url"))
+            found.append(_of_url(part.get("image_url"), f"content[{index}].image_url"))
             continue
         kind = part.get("type") if isinstance(part, Mapping) else None
         value = part.get(kind) if isinstance(part, Mapping) and kind in ("text", "image", "audio") else None
@@ -210,15 +236,15 @@ def _parts_of(parts: Sequence[Any]) -> tuple[str, tuple[Media, ...]]:
         elif kind in ("image", "audio") and isinstance(value, bytes | bytearray):
             found.append(_media(bytes(value)))
         elif kind in ("image", "audio") and isinstance(value, str | PathLike):
-            found.append(_media(_file(value, f"messages: content[{index}].{kind}")))
+            found.append(_media(_file(value, f"content[{index}].{kind}")))
         elif kind == "image" and callable(getattr(value, "convert", None)) and callable(getattr(value, "save", None)):
-            found.append(_media(_png(value, f"messages: content[{index}].{kind}")))
+            found.append(_media(_png(value, f"content[{index}].{kind}")))
         else:
             expected = (
                 "expected a part of type text with text, image with a path, bytes or a PIL.Image, "
                 "or audio with a path or bytes"
             )
-            raise ValueError(f"messages: content[{index}]: {expected}, not {shown(part)}")
+            raise WrongValues(Wrong(f"content[{index}]", f"{expected}, not {shown(part)}"))
     return joined(found)
 
 
@@ -226,7 +252,7 @@ def _of_url(given: Any, where: str) -> Media:
     url = given.get("url") if isinstance(given, Mapping) else given
     if not isinstance(url, str) or not url.startswith("data:") or ";base64," not in url:
         what = "expected a data URL in base64; nothing is fetched here, so give a path or bytes as type image"
-        raise ValueError(f"{where}: {what}, not {shown(url)}")
+        raise WrongValues(Wrong(where, f"{what}, not {shown(url)}"))
     return Media(url.partition(";base64,")[2])
 
 
@@ -236,7 +262,7 @@ def _png(image: Any, where: str) -> bytes:
     try:
         image.convert("RGB").save(file, "PNG", compress_level=1)
     except (OSError, TypeError) as error:  # a file that is read only now, and is broken; another library's object
-        raise ValueError(f"{where}: {error}") from None
+        raise WrongValues(Wrong(where, str(error))) from None
     return file.getvalue()
 
 
@@ -248,7 +274,7 @@ def _file(path: str | PathLike[str], where: str) -> bytes:
     try:
         return Path(path).expanduser().read_bytes()
     except (OSError, ValueError) as error:
-        raise ValueError(f"{where}: {getattr(error, 'strerror', None) or error}: {fspath(path)}") from None
+        raise WrongValues(Wrong(where, f"{getattr(error, 'strerror', None) or error}: {fspath(path)}")) from None
 
 
 _MESSAGE_FIELDS = {field.name for field in attrs.fields(Message)}
@@ -259,10 +285,8 @@ def _call_of(given: Any) -> ToolCall:
         return given
     inner = given.get("function", given) if isinstance(given, Mapping) else None
     if not isinstance(inner, Mapping) or not {"name", "arguments"} <= inner.keys() or "id" not in given:
-        raise ValueError(
-            f"messages: tool_calls: expected a ToolCall, or a dict of an id and a function's name and arguments, "
-            f"not {shown(given)}"
-        )
+        what = "expected a ToolCall, or a dict of an id and a function's name and arguments"
+        raise WrongValues(Wrong("tool_calls", f"{what}, not {shown(given)}"))
     return ToolCall(given["id"], inner["name"], inner["arguments"])
 
 
@@ -285,10 +309,15 @@ def tool_fields(
 
 
 def tool_of(given: Tool | Mapping[str, Any], where: str) -> Tool:
-    """A tool as given, or of a dict in OpenAI's form. Raises `TypeError` that begins with `where`."""
+    """A tool as given, or of a dict in OpenAI's form. Raises `TypeError`, and `BadRequest` for a dict without a name,
+    both about `where`.
+    """
     if isinstance(given, Tool):
         return given
     inner = given.get("function", given) if isinstance(given, Mapping) else None
-    if not isinstance(inner, Mapping) or "name" not in inner:
+    if not isinstance(inner, Mapping):
         raise TypeError(f"{where}: expected a Tool, or a dict with a function's name, not {shown(given)}")
+    if "name" not in inner:
+        near = next(filter(None, (nearest(str(name), ("name", "function")) for name in inner)), "")
+        raise BadRequest.at(where, f"expected a Tool, or a dict with a function's name, not {shown(given)}{near}")
     return Tool(inner["name"], inner.get("description") or "", inner.get("parameters"), bool(inner.get("strict")))

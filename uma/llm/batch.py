@@ -16,7 +16,7 @@ import trio
 
 from uma.errors import BadRequest, InternalError, Overloaded, ShuttingDown, UmaError
 from uma.jobs import in_flight
-from uma.llm.arguments import message_of
+from uma.llm.arguments import messages_of
 from uma.llm.results import RequestOutput, completions_of, failed, prompt_fields
 from uma.llm.thread import SourceThread
 from uma.net.controls import TABLE
@@ -36,13 +36,17 @@ class GivenPrompt:
     sampling: SamplingParams
 
 
+Raises = Callable[[UmaError], bool]
+"""Whether an error ends the whole call, and is no row's own."""
+
+
 def results_of(
-    loop: SourceThread, rows: Iterator[GivenPrompt], *, in_order: bool
+    loop: SourceThread, rows: Iterator[GivenPrompt], *, in_order: bool, raises: Raises
 ) -> Generator[RequestOutput, None, None]:
     """The result of each row: as they end, or in the order of the rows.
 
     `rows` is read in the caller's thread, and only as far as there is work for; it can be endless. Closing this
-    iterator cancels what runs. Raises what ended the source.
+    iterator cancels what runs. Raises what ended the source, and a row's error where that `raises`.
     """
     most = in_flight(loop.source)
     inbox, taken = trio.open_memory_channel[list[GivenPrompt]](math.inf)
@@ -65,6 +69,9 @@ def results_of(
             except trio.EndOfChannel:
                 raise loop.why_closed() from None
             running -= len(ended)
+            for out in ended:
+                if out.error is not None and raises(out.error):
+                    raise out.error
             if not in_order:
                 yield from ended
                 continue
@@ -74,6 +81,27 @@ def results_of(
                 following += 1
     finally:
         loop.post(scope.cancel)
+
+
+async def every_result(loop: SourceThread, rows: Iterator[GivenPrompt], raises: Raises) -> list[RequestOutput]:
+    """All results, in order, for a task on the loop; cancelling it cancels what runs. Raises as `results_of` does."""
+    found: list[RequestOutput] = []
+    fault: list[UmaError] = []
+
+    async def work() -> None:
+        for row in rows:
+            out = attrs.evolve(await _generate_one(loop, row), index=row.index)
+            if out.error is not None and raises(out.error):
+                fault.append(out.error)
+                nursery.cancel_scope.cancel()
+            found.append(out)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(in_flight(loop.source)):
+            nursery.start_soon(work)
+    if fault:
+        raise fault[0]
+    return sorted(found, key=lambda out: out.index)
 
 
 async def _serve(
@@ -105,7 +133,7 @@ async def _generate_one(loop: SourceThread, row: GivenPrompt) -> RequestOutput:
     prompt, fields = row.prompt, row.fields
     try:
         if "messages" in fields:
-            prompt = tuple(map(message_of, prompt))
+            prompt = messages_of(prompt)
             fields = {**fields, "messages": prompt}
         request = Request(id=f"llm-{loop.next_number()}", sampling=row.sampling, stream=False, **fields)
         while True:

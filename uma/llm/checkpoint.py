@@ -16,7 +16,7 @@ import xxhash
 from uma.errors import ConnectionLost, InternalError, ShuttingDown, UmaError, from_code
 from uma.jobs import EndedRow, JobChanged, Results, model_of
 from uma.jobs.runner import SYNC_SEC
-from uma.llm.batch import GivenPrompt, results_of
+from uma.llm.batch import GivenPrompt, Raises, results_of
 from uma.llm.results import RequestOutput
 from uma.llm.thread import SourceThread
 from uma.types import Message
@@ -26,7 +26,9 @@ PASSING = (ConnectionLost, InternalError, ShuttingDown)
 ANEW = "remove it and its journal to begin anew"
 
 
-def results_with(loop: SourceThread, rows: Sequence[GivenPrompt], path: Path) -> Generator[RequestOutput, None, None]:
+def results_with(
+    loop: SourceThread, rows: Sequence[GivenPrompt], path: Path, raises: Raises
+) -> Generator[RequestOutput, None, None]:
     """The result of each row, in order: from the file as far as it has them, and the others, which are appended.
 
     Raises `JobChanged` where the file has results of other rows, parameters or another model.
@@ -42,7 +44,7 @@ def results_with(loop: SourceThread, rows: Sequence[GivenPrompt], path: Path) ->
         begun, synced_sec, keeps = results.rows, time.monotonic(), True
         rest = (attrs.evolve(row, index=row.index - begun) for row in rows[begun:])
         try:
-            with closing(results_of(loop, rest, in_order=True)) as ended:
+            with closing(results_of(loop, rest, in_order=True, raises=raises)) as ended:
                 for out in ended:
                     row, placed = rows[begun + out.index], attrs.evolve(out, index=begun + out.index)
                     keeps = keeps and not isinstance(out.error, PASSING)

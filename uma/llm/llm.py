@@ -8,6 +8,7 @@ import warnings
 import weakref
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, Never
@@ -26,6 +27,7 @@ from uma.llm.arguments import (
     Sampling,
     check_keywords,
     conversations_of,
+    is_fault_of_call,
     make_request,
     params_for,
     prompt_fields,
@@ -36,7 +38,7 @@ from uma.llm.arguments import (
     texts_of,
     tool_fields,
 )
-from uma.llm.batch import GivenPrompt, progress_bar, results_of, warn_of_failures
+from uma.llm.batch import GivenPrompt, Raises, every_result, progress_bar, results_of, warn_of_failures
 from uma.llm.checkpoint import results_with
 from uma.llm.place import place_of
 from uma.llm.results import RequestOutput
@@ -58,6 +60,9 @@ from uma.types import (
     ServerInfo,
     Tool,
 )
+
+Asked = tuple[list[GivenPrompt], Raises]
+"""Prompts, and which of their errors the call raises."""
 
 
 class LLM(Closing):
@@ -117,26 +122,35 @@ class LLM(Closing):
 
         `sampling_params` is one for all or one for each prompt (`ValueError` where their number differs). `model` is
         `model+NAME` for one of its LoRA adapters; `UnknownModel` where there is none of that name. `progress`
-        shows a bar on standard error; by default on a terminal. A prompt that fails is a result with `error` set, and
-        one `UserWarning` says how many failed; what is no prompt at all is a `TypeError`. Ctrl-C cancels what runs and
-        raises `KeyboardInterrupt`; the LLM remains usable.
+        shows a bar on standard error; by default on a terminal. Ctrl-C cancels what runs and raises
+        `KeyboardInterrupt`; the LLM remains usable.
+
+        One prompt, a string, raises its error, an `UmaError`. In a list of prompts one that fails is a result with
+        `error` set, and one `UserWarning` says how many failed; what is wrong for all of them, as a grammar in
+        `sampling_params`, raises `BadRequest`, and what is no prompt at all a `TypeError`.
 
         With `checkpoint`, a file, each result is appended to it as a line of JSON (`RequestOutput.to_dict`) in the
         order of the prompts, with a journal beside it. The same call, also after a kill or a power cut, takes what is
         there and goes on behind it; more prompts can follow by then. Results are those of the prompts and parameters
         that they were made with: `JobChanged`, a `ConfigError`, where one is another now, or the model is.
         """
-        check_keywords(unknown, "generate")
-        fields = self._of_model(model)
-        return self._run(
-            [
-                (prompt, {"prompt": prompt, **fields})
-                for prompt in texts_of(prompts, "prompts", hint="; llm.chat takes conversations")
-            ],
-            sampling_params,
-            progress,
-            checkpoint,
-        )
+        check_keywords(unknown, self.generate)
+        return self._run(self._prompts(prompts, model, sampling_params), progress, checkpoint)
+
+    async def agenerate(
+        self,
+        prompts: str | Iterable[str],
+        sampling_params: Sampling | Sequence[Sampling] | None = None,
+        *,
+        model: str | None = None,
+        **unknown: Never,
+    ) -> list[RequestOutput]:
+        """`generate` for asyncio: a timeout, or another cancellation of the task, ends the work.
+
+        outs = await asyncio.wait_for(llm.agenerate(prompts), timeout=30)
+        """
+        check_keywords(unknown, self.agenerate)
+        return await self._run_async(self._prompts(prompts, model, sampling_params))
 
     def imap(
         self,
@@ -148,6 +162,7 @@ class LLM(Closing):
         tool_choice: Choice = "auto",
         parallel_tool_calls: bool = True,
         reasoning: ReasoningMode | None = None,
+        **unknown: Never,
     ) -> Generator[RequestOutput, None, None]:
         """The result of each row, a prompt or a conversation, as soon as it is there: for jobs that keep what is done.
 
@@ -156,15 +171,19 @@ class LLM(Closing):
 
         `rows` is read as far as there is work for, so it can be longer than memory. Results are in its order, or with
         `in_order=False` as they end; `RequestOutput.index` is the row's number. A row that fails is a result with
-        `error` set; what is neither prompt nor conversation is a `TypeError`. Leaving the loop, Ctrl-C included,
-        cancels what runs. The other keywords are those of `chat`, for rows that are conversations.
+        `error` set; what is wrong for all rows raises `BadRequest`, and what is neither prompt nor conversation a
+        `TypeError`. Leaving the loop, Ctrl-C included, cancels what runs. The other keywords are those of `chat`, for
+        rows that are conversations.
         """
+        check_keywords(unknown, self.imap)
+        if isinstance(rows, str | bytes):
+            raise TypeError(f"rows: expected a list of prompts, not one; llm.generate takes it as it is: {shown(rows)}")
         sampling = sampling_of(sampling_params, "sampling_params")
         fields = tool_fields(tools, tool_choice, reasoning, is_parallel=parallel_tool_calls)
         self._loop.check_process()
         sampling = self._drawn(sampling)
         made = (GivenPrompt(index, row, row_fields(row, index, fields), sampling) for index, row in enumerate(rows))
-        return results_of(self._loop, made, in_order=in_order)
+        return results_of(self._loop, made, in_order=in_order, raises=partial(is_fault_of_call, own_sampling=False))
 
     def chat(
         self,
@@ -186,17 +205,31 @@ class LLM(Closing):
         `content`, `tool_calls`, `tool_call_id`, `name`); one alone can be given as it is, or as `messages=`.
         Calls of the `tools` (`Tool`s, or dicts as OpenAI has them) are in `Completion.tool_calls`. A conversation goes
         on with `Message("assistant", out.text, out.tool_calls)` and, for each of them, `Message("tool", result,
-        tool_call_id=call.id, name=call.name)`. The other keywords are the fields of `Request`. A misspelt role raises
-        `BadRequest` before anything is computed.
+        tool_call_id=call.id, name=call.name)`. The other keywords are the fields of `Request`.
         """
-        check_keywords(unknown, "chat")
+        check_keywords(unknown, self.chat)
         if (conversations is None) == (messages is None):
             raise TypeError("LLM.chat() takes conversations, or messages, which is one of them")
-        given = conversations_of(messages if conversations is None else conversations)  # type: ignore[arg-type]
-        fields = tool_fields(tools, tool_choice, reasoning, is_parallel=parallel_tool_calls)
-        fields |= self._of_model(model)
-        asked = [(conversation, {"messages": conversation, **fields}) for conversation in given]
-        return self._run(asked, sampling_params, progress)
+        given = messages if conversations is None else conversations
+        fields = tool_fields(tools, tool_choice, reasoning, is_parallel=parallel_tool_calls) | self._of_model(model)
+        return self._run(self._conversations(given, fields, sampling_params), progress)
+
+    async def achat(
+        self,
+        conversations: str | Conversation | Sequence[str | Conversation],
+        sampling_params: Sampling | Sequence[Sampling] | None = None,
+        *,
+        model: str | None = None,
+        tools: Iterable[Tool | Mapping[str, Any]] = (),
+        tool_choice: Choice = "auto",
+        parallel_tool_calls: bool = True,
+        reasoning: ReasoningMode | None = None,
+        **unknown: Never,
+    ) -> list[RequestOutput]:
+        """`chat` for asyncio, as `agenerate` is `generate`: cancelling the task ends the work."""
+        check_keywords(unknown, self.achat)
+        fields = tool_fields(tools, tool_choice, reasoning, is_parallel=parallel_tool_calls) | self._of_model(model)
+        return await self._run_async(self._conversations(conversations, fields, sampling_params))
 
     def stream(
         self,
@@ -217,9 +250,10 @@ class LLM(Closing):
 
         The pieces are whole characters; afterwards `LLMStream.finished` has usage, figures and calls of the `tools`.
         `LLMStream.events` gives thinking and calls as they grow, too. The keywords are those of `chat`. A failure is
-        raised, as an `UmaError`. Leaving the loop early and closing the stream, or its `with` block, cancels.
+        raised, as an `UmaError`. Leaving the loop early and closing the stream, or its `with` block, cancels. With
+        asyncio it is `async for text in llm.stream(…)`.
         """
-        check_keywords(unknown, "stream")
+        check_keywords(unknown, self.stream)
         fields = prompt_fields(prompt) | tool_fields(tools, tool_choice, reasoning, is_parallel=parallel_tool_calls)
         fields |= self._of_model(model)
         sampling = self._drawn(sampling_of(sampling_params, "sampling_params"))
@@ -233,6 +267,7 @@ class LLM(Closing):
         dimensions: int | None = None,
         normalize: bool = True,
         fail_on_empty: bool = False,
+        **unknown: Never,
     ) -> npt.NDArray[np.float32]:
         """An embedding of each text, as the rows of an array in their order; of one string, a single row.
 
@@ -241,6 +276,7 @@ class LLM(Closing):
         `PromptTooLarge` for a text that does not fit the context (none is ever cut), and `BadRequest` where the model
         gives no embeddings, or with `fail_on_empty` for a text of no token.
         """
+        check_keywords(unknown, self.embed)
         asked = texts_of(texts, "texts")
         options = {"dimensions": dimensions, "normalize": normalize, "fail_on_empty": fail_on_empty}
         rows = [row for start in range(0, len(asked), MAX_TEXTS) for row in self._embedded(asked, start, options)]
@@ -286,6 +322,8 @@ class LLM(Closing):
         Nothing is generated, and the state is read once for all questions. A string is a question of yes or no.
         `options` are fields of `DecisionRequest`: `labels`, `orders`, `temperature`, `min_label_mass`, `reproducible`.
         """
+        known = [field.name for field in attrs.fields(DecisionRequest)]
+        check_keywords(options.keys() - known, self.decide, known)
         asked = [DecisionQuestion.predicate(text) if isinstance(text, str) else text for text in questions]
         fields = {"messages": state_of(state), "questions": asked, **options}
         request = make_request(DecisionRequest, id=f"decide-{self._loop.next_number()}", **fields)
@@ -332,29 +370,52 @@ class LLM(Closing):
             raise UnknownModel(f"model: {model[:200]!r} is not loaded here; there are {there}")
         return {"model": model}
 
-    def _run(
+    def _prompts(
+        self, prompts: str | Iterable[str], model: str | None, params: Sampling | Sequence[Sampling] | None
+    ) -> Asked:
+        fields = self._of_model(model)
+        texts = texts_of(prompts, "prompts", hint="; llm.chat takes conversations")
+        return self._asked([(text, {"prompt": text, **fields}) for text in texts], params, isinstance(prompts, str))
+
+    def _conversations(self, given: Any, fields: dict[str, Any], params: Sampling | Sequence[Sampling] | None) -> Asked:
+        found, is_alone = conversations_of(given)
+        return self._asked([(messages, {"messages": messages, **fields}) for messages in found], params, is_alone)
+
+    def _asked(
         self,
         asked: list[tuple[Any, dict[str, Any]]],
         sampling_params: Sampling | Sequence[Sampling] | None,
-        progress: bool | None,
-        checkpoint: str | PathLike[str] | None = None,
-    ) -> list[RequestOutput]:
+        is_alone: bool,
+    ) -> Asked:
         self._loop.check_process()
         params = map(self._drawn, params_for(len(asked), sampling_params))
-        rows = (
+        rows = [
             GivenPrompt(index, prompt, fields, sampling)
             for index, ((prompt, fields), sampling) in enumerate(zip(asked, params, strict=True))
-        )
+        ]
+        own_sampling = not isinstance(sampling_params, SamplingParams | Mapping | None)
+        return rows, (lambda _: True) if is_alone else partial(is_fault_of_call, own_sampling=own_sampling)
+
+    def _run(
+        self, asked: Asked, progress: bool | None, checkpoint: str | PathLike[str] | None = None
+    ) -> list[RequestOutput]:
+        rows, raises = asked
         outputs = []
-        with progress_bar(len(asked), progress) as advance:
+        with progress_bar(len(rows), progress) as advance:
             if checkpoint is None:
-                made = results_of(self._loop, rows, in_order=False)
+                made = results_of(self._loop, iter(rows), in_order=False, raises=raises)
             else:
-                made = results_with(self._loop, list(rows), Path(checkpoint))
+                made = results_with(self._loop, rows, Path(checkpoint), raises)
             with closing(made) as ended:
                 for out in ended:
                     outputs.append(out)
                     advance()
         outputs.sort(key=lambda out: out.index)
+        warn_of_failures(outputs)
+        return outputs
+
+    async def _run_async(self, asked: Asked) -> list[RequestOutput]:
+        rows, raises = asked
+        outputs = await self._loop.call_async(every_result, self._loop, iter(rows), raises)
         warn_of_failures(outputs)
         return outputs

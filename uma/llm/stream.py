@@ -19,42 +19,69 @@ AHEAD_EVENTS = 64
 class LLMStream(Closing):
     """An answer on its way: an iterator of its pieces of text. Made by `LLM.stream`; belongs to one thread at a time.
 
-    The engine runs a bounded number of tokens ahead of the loop that takes them.
+    The engine runs a bounded number of tokens ahead of the loop that takes them. With asyncio it is an async iterator,
+    `async for text in llm.stream(…)`; cancelling the task that waits for it cancels it.
     """
 
     def __init__(self, loop: SourceThread, request: Request) -> None:
         self._loop = loop
         send, self._events = trio.open_memory_channel[Event](AHEAD_EVENTS)
         self.finished: Finished | None = None
-        """The last event, with the reason of the end, usage and figures; None until the text is complete."""
+        """The last event, with the reason of the end, usage and figures; None until the text is complete, and of a
+        stream that was closed before."""
         self._failures: list[Exception] = []
+        self._id = request.id
         self._echoes = request.sampling.echo
         scope = trio.CancelScope()
         # The task has no reference to this stream: one that is left without `close` is collected, and so cancelled.
         loop.spawn(_produce, loop, request, send, scope, self._failures)
         self._finalizer = weakref.finalize(self, loop.post, scope.cancel)
 
+    def __repr__(self) -> str:
+        state = "ended" if self.finished is not None else "closed" if not self._finalizer.alive else "on its way"
+        return f"<uma.LLMStream {self._id}: {state}>"
+
     def __iter__(self) -> LLMStream:
         return self
 
     def __next__(self) -> str:
         for event in self.events():
-            if isinstance(event, Token | Prompt) and event.text and (self._echoes or isinstance(event, Token)):
-                return event.text
+            if text := self._text(event):
+                return text
         raise StopIteration
+
+    def __aiter__(self) -> LLMStream:
+        return self
+
+    async def __anext__(self) -> str:
+        try:
+            while self.finished is None and (event := await self._loop.call_async(self._next)) is not None:
+                if text := self._text(event):
+                    return text
+        except BaseException:
+            self.close()
+            raise
+        raise StopAsyncIteration
 
     def events(self) -> Iterator[Event]:
         """What is still to come, as events: `Token`, `ReasoningDelta`, `ToolCallDelta`, and `Finished` at the end."""
-        while self.finished is None:
-            try:
-                event = self._loop.call(self._events.receive)
-            except (trio.EndOfChannel, trio.ClosedResourceError):
-                if self._failures:
-                    raise self._failures[0] from None
-                return
-            if isinstance(event, Finished):
-                self.finished = event
+        while self.finished is None and (event := self._loop.call(self._next)) is not None:
             yield event
+
+    async def _next(self) -> Event | None:
+        """The next event; None where there are no more. Runs on the loop."""
+        try:
+            event = await self._events.receive()
+        except (trio.EndOfChannel, trio.ClosedResourceError):
+            if self._failures:
+                raise self._failures[0] from None
+            return None
+        if isinstance(event, Finished):
+            self.finished = event
+        return event
+
+    def _text(self, event: Event) -> str | None:
+        return event.text if isinstance(event, Token) or (self._echoes and isinstance(event, Prompt)) else None
 
     def close(self) -> None:
         """Cancel what is not generated yet. Harmless when repeated."""

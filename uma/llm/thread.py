@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager
 from itertools import count
 from queue import SimpleQueue
@@ -85,36 +86,63 @@ class SourceThread:
     def call(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
         """Run an async function on the loop and wait for its result. Ctrl-C cancels it first, then is raised."""
         self.check_process()
-        done = threading.Event()
-        result: list[outcome.Outcome[T]] = []
-        scope = trio.CancelScope()
+        scope, done = trio.CancelScope(), Future[outcome.Outcome[T] | None]()
+        try:
+            self._begin(scope, done, function, *args)
+            ended = done.result()
+        except BaseException:
+            self._post(scope.cancel)
+            done.result()
+            raise
+        if ended is None:
+            raise self.why_closed()
+        return ended.unwrap()
+
+    async def call_async(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
+        """`call` for a task of asyncio's: cancelling that cancels the function."""
+        import asyncio  # noqa: PLC0415  (whoever has a task has imported it)
+
+        self.check_process()
+        scope, done = trio.CancelScope(), Future[outcome.Outcome[T] | None]()
+        try:
+            self._begin(scope, done, function, *args)
+            ended = await asyncio.wrap_future(done)
+        except BaseException:
+            self._post(scope.cancel)
+            raise
+        if ended is None:
+            raise self.why_closed()
+        return ended.unwrap()
+
+    def _begin(
+        self,
+        scope: trio.CancelScope,
+        done: Future[outcome.Outcome[T] | None],
+        function: Callable[..., Awaitable[T]],
+        *args: Any,
+    ) -> None:
+        """Run the function on the loop inside `scope`; `done` gets its outcome, or None where the loop ended first."""
+        done.set_running_or_notify_cancel()  # only the loop settles it, cancelled or not
 
         async def run() -> None:
+            result = None
             try:
                 with scope:
                     ended = await outcome.acapture(function, *args)
                     # What is no `Exception` is the end of the loop: no result.
                     if isinstance(ended, outcome.Value) or isinstance(ended.error, Exception):
-                        result.append(ended)
+                        result = ended
             finally:
-                done.set()
+                done.set_result(result)
 
         def start() -> None:
             if self._is_open:
                 self._nursery.start_soon(run)
             else:
-                done.set()
+                done.set_result(None)
 
-        try:
-            if self._post(start):
-                done.wait()
-        except BaseException:
-            self._post(scope.cancel)
-            done.wait()
-            raise
-        if not result:
-            raise self.why_closed()
-        return result[0].unwrap()
+        if not self._post(start):
+            done.set_result(None)
 
     def close(self) -> None:
         """Cancel what runs, free the model, end the thread. In a forked child there is nothing to end."""
