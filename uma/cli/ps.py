@@ -29,7 +29,9 @@ ANSWER_SEC = 10.0
 """Maximum wait for one server's answer: one that hangs must not hide the others."""
 COLUMNS = ("pid", "model", "sessions", "since", "socket")
 MODEL_COLUMNS = ("model", "state", "memory", "at most", "requests", NOTE)
-"""Columns of the models of a server that has several; the last says when one leaves, or why it failed."""
+"""Columns of the models of a server that has several; the last says when one leaves."""
+SPARE = ("at most", NOTE, "requests")
+"""Columns of these that a narrow terminal goes without, the first first."""
 
 
 @attrs.frozen
@@ -81,7 +83,10 @@ def show_servers(found: Sequence[Running]) -> None:
             most = f": {figures.size(budget)} together at most (--memory)" if budget else ""
             print()
             print_wrapped(f"models of {sanitize_line(server.socket)}{most}")
-            print_table(MODEL_COLUMNS, [_model_row(model) for model in server.models], spare=("at most",))
+            print_table(MODEL_COLUMNS, [_model_row(model) for model in server.models], spare=SPARE)
+            for model in server.models:
+                if reason := model.failure or (model.yielded and f"for other programs: {model.yielded}"):
+                    print_wrapped(reason if reason.startswith(model.name) else f"{model.name}: {reason}")
 
 
 async def running(loaded: Loaded) -> list[Running]:
@@ -158,7 +163,9 @@ def _model_row(model: ListedModel) -> tuple[str, ...]:
     percent = "" if model.loading_percent is None else f", {model.loading_percent} %"
     memory = figures.size(model.taken_bytes) if model.taken_bytes else ""
     most = figures.size(model.memory_bytes) if model.state != "unloaded" else ""
-    state = model.state if model.fits or model.state != "unloaded" else "too large"
+    state = model.state
+    if state == "unloaded" and model.failure:
+        state = "failed" if model.fits else "too large"
     waiting = f", {model.waiting} waiting" if model.waiting else ""
     requests = f"{model.running}{waiting}" if model.running or model.waiting else ""
     return _adapted(model.name, model.adapters), f"{state}{percent}", memory, most, requests, _leaves(model)
@@ -169,11 +176,7 @@ def _adapted(name: str, adapters: Sequence[str]) -> str:
 
 
 def _leaves(model: ListedModel) -> str:
-    """When a model leaves if no request comes; of one that failed, or does not fit, why."""
-    if model.failure:
-        return f"{'failed: ' if model.fits else ''}{sanitize_line(model.failure)}"
-    if model.yielded:
-        return f"for other programs: {sanitize_line(model.yielded)}"
+    """When a model leaves if no request comes."""
     if model.is_pinned:
         return "pinned"
     if model.leaves_in_sec is not None:
