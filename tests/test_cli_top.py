@@ -195,7 +195,7 @@ def full(*, lost: bool = False) -> TopState:
     waiting = (request(8, waits_for="slot", ttft_ms=None, generated_tokens=0, computed_tokens=0),)
     rows = [request(1, computed_tokens=45, generated_tokens=0), request(2, priority=1), request(3, priority=-1)]
     state = after(*(frame(at / 2, *rows, waiting=waiting) for at in range(20)))
-    return after(Lost("/run/uma.sock", "the server is not heard of"), state=state) if lost else state
+    return after(Lost("/run/uma.sock", "the server does not answer"), state=state) if lost else state
 
 
 @pytest.mark.parametrize("columns", WIDTHS)
@@ -222,7 +222,7 @@ def test_each_mode_fits(columns: int) -> None:
     assert "worst gap, prompt, program; reversed" in " ".join(text(press(chosen, "?"), columns, 20).split())
     assert "PAUSED" in text(press(chosen, " "), columns, 24)
     assert "ended id-1" in text(after(Note("ended id-1"), state=chosen), columns, 24)
-    assert "not heard of" in text(full(lost=True), columns, 24)
+    assert "does not answer" in text(full(lost=True), columns, 24)
 
 
 @pytest.mark.parametrize("columns", WIDTHS)
@@ -243,6 +243,22 @@ def test_the_names_of_several_models_are_whole_on_as_many_lines_as_they_need(col
     shown = text(after(frame(0, request(1), model=f"{', '.join(names)} of 3 models")), columns)
     assert max(map(cell_len, shown.splitlines())) <= columns
     assert f"{', '.join(names)} of 3 models" in " ".join(shown.split())
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+def test_of_several_servers_idle_ones_have_a_line_and_requests_are_always_there(columns: int) -> None:
+    idle = [frame(1, where=f"/run/{number}.sock", model=f"idle{number}") for number in range(3)]
+    busy = frame(1, *(request(number) for number in range(1, 7)), where="/run/busy.sock")
+    shown = text(after(*idle, busy), columns, 24).splitlines()
+    assert len(shown) <= 24
+    assert [sum(f"idle{number}" in line for line in shown) for number in range(3)] == [1, 1, 1]
+    assert sum("writing" in line for line in shown) == 1, "the idle ones have no figures"
+    assert all(any(line.startswith(f"prog{number}") for line in shown) for number in range(1, 7)), shown
+    many = [frame(1, request(number), where=f"/run/{number}.sock", model=f"m{number}") for number in range(1, 9)]
+    low = text(after(*many, Lost("/run/8.sock", "the server does not answer")), columns, 24)
+    assert all(f"m{number}   " in low for number in range(1, 9)), low
+    assert low.count("prog") >= 7
+    assert "m8   the server does not answer" in low
 
 
 def test_a_low_screen_shows_the_chosen_request_and_says_how_many_are_missing() -> None:
@@ -371,9 +387,9 @@ def test_a_server_that_goes_is_told_and_one_that_comes_back_is_followed(socket_d
         with terminal:
             terminal.wait_for("0 running")
             server.stop()
-            terminal.wait_until(lambda: any("not heard of" in line for line in terminal.screen), "that it is gone")
+            terminal.wait_until(lambda: any("does not answer" in line for line in terminal.screen), "that it is gone")
             with running_server(path, "--model", str(tiny)):
-                terminal.wait_until(lambda: not any("not heard of" in line for line in terminal.screen), "its return")
+                terminal.wait_until(lambda: "does not answer" not in " ".join(terminal.screen), "its return")
                 terminal.type("q")
                 assert terminal.wait() == 0
 

@@ -150,8 +150,8 @@ def _threads(config: RuntimeConfig) -> Check:
 
 
 _BUSY = (
-    "more threads want the CPUs than there are, so answers are slower than they could be: `top` shows whose they are; "
-    "end those programs, or let them run at another time"
+    "more threads want the CPUs than there are, so answers are slower than they could be: the system's `top` shows "
+    "whose they are; end those programs, or let them run at another time"
 )
 
 

@@ -163,7 +163,7 @@ def _model_row(model: ListedModel) -> tuple[str, ...]:
     percent = "" if model.loading_percent is None else f", {model.loading_percent} %"
     memory = figures.size(model.taken_bytes) if model.taken_bytes else ""
     most = figures.size(model.memory_bytes) if model.state != "unloaded" else ""
-    state = model.state
+    state: str = model.state
     if state == "unloaded" and model.failure:
         state = "failed" if model.fits else "too large"
     waiting = f", {model.waiting} waiting" if model.waiting else ""

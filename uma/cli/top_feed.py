@@ -203,6 +203,6 @@ async def _again(where: str, post: Post, once: Callable[[Post], Any]) -> None:
             if not (was_there or isinstance(error, Loading)):
                 raise
             was_there = True
-            why = error.message if isinstance(error, Loading) else "the server is not heard of; trying again"
+            why = error.message if isinstance(error, Loading) else "the server does not answer; trying again"
             post(Lost(where, why))
         await trio.sleep(RETRY_SEC)

@@ -89,12 +89,17 @@ class WatchedServer:
     frames: tuple[Frame, ...] = ()
     """The newest last."""
     lost: str = ""
-    """Why it is not heard of; empty: it is."""
+    """Why it does not answer; empty: it does."""
 
     @property
     def newest(self) -> Frame | None:
         """None before the first."""
         return self.frames[-1] if self.frames else None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing runs or waits there."""
+        return self.newest is not None and not (self.newest.figures.running or self.newest.figures.waiting)
 
     def history(self, name: str) -> list[float]:
         """A figure in each second of the last minute, the newest last; one without a frame has that of the frame behind

@@ -33,6 +33,8 @@ MAX_PROGRAMS = 5
 """Maximum programs whose share is shown by itself."""
 KEYS_COLUMNS = 14
 """Columns of the keys in the help."""
+REQUESTS_PART = 3
+"""The requests have one of so many parts of the screen at least, where there are enough of them."""
 MAX_SPARK = 30
 """Columns of a line of the last minute."""
 
@@ -90,22 +92,32 @@ MODEL = Column("model", 20, 80, lambda row: row.model, "left")
 
 def draw(state: TopState, columns: int, lines: int | None = None) -> RenderableType:
     """The whole screen; without `lines` as long as it needs to be, and without a word of keys."""
-    head = [_title(state, columns)]
-    if not state.shown:
-        head.append(Text("waiting for the first figures …", style="dim"))
-    for where, server in state.shown.items():
-        head += _server(where, server, columns)
-    head += _programs(state, columns)
+    head = _head(state, columns)
     foot = [] if lines is None else _foot(state, columns)
     if state.mode == "help":
         told = [line for entry in HELP for line in _help_lines(*entry, columns)]
         return Group(*_cut(head, lines, len(told)), Text(), *told, *foot)
     rows = state.rows()
     if lines is not None:
-        head = head[: max(1, lines - len(foot) - 4)]
+        most = max(1, lines - len(foot) - 3 - min(max(1, len(rows)), lines // REQUESTS_PART))
+        head = (head if len(head) <= most else _head(state, columns, is_short=True))[:most]
     # Below the head are an empty line, the columns' titles, and how many rows are missing.
     left = None if lines is None else max(1, lines - len(head) - len(foot) - 3)
     return Group(*head, Text(), *_requests(state, rows, columns, left), *foot)
+
+
+def _head(state: TopState, columns: int, *, is_short: bool = False) -> list[Text]:
+    """What stands above the requests. Of several servers an idle one has a line, and each one if it `is_short`."""
+    head = [_title(state, columns)]
+    if not state.shown:
+        head.append(Text("waiting for the first figures …", style="dim"))
+    lines: list[Text] = []
+    for where, server in state.shown.items():
+        if len(state.shown) > 1 and (is_short or server.is_idle):
+            lines.append(_server_line(where, server, columns))
+        else:
+            head += _server(where, server, columns)
+    return [*head, *([Text(), *lines] if lines else []), *_programs(state, columns)]
 
 
 def _cut(head: list[Text], lines: int | None, rest: int) -> list[Text]:
@@ -136,6 +148,20 @@ def _title(state: TopState, columns: int) -> Text:
         title.append(f"  /{sanitize_line(state.filter)}{'▏' * (state.mode == 'filter')}", "bold cyan")
     title.truncate(columns, overflow="ellipsis")
     return title
+
+
+def _server_line(where: str, server: WatchedServer, columns: int) -> Text:
+    frame = server.newest
+    if frame is None:
+        parts = [_plain(where, "bold cyan")]
+    else:
+        doing = f"{frame.figures.running:,} running, {frame.figures.waiting:,} waiting"
+        doing = "paused" if frame.metrics.get("paused_sec") else "idle" if server.is_idle else doing
+        parts = [_plain(frame.model, "bold cyan"), _plain(doing), _plain(where, "dim")]
+    parts[1:1] = [_plain(server.lost, "bold red")] if server.lost else []
+    line = Text("   ", no_wrap=True, overflow="ellipsis").join(parts)
+    line.truncate(columns, overflow="ellipsis")
+    return line
 
 
 def _server(where: str, server: WatchedServer, columns: int) -> list[Text]:
