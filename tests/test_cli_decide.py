@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from pty_screen import Terminal
 
+import uma.cli.decide
 from harness import RunInProcess, ServerProcess, clean_environ, uma_command
+from uma.cli.decide import LEAST_MASS
 
 ASKED = ("--yes", "Is it spam?", "--choice", "topic=work,home", "--score", "How urgent?=1..3")
 
@@ -68,7 +70,8 @@ def test_a_terminal_has_the_table_in_columns_and_texts_that_are_cut_say_so(
     command = uma_command("decide", "--table", *ASKED, "--socket", str(server.socket), str(tmp_path / "mails"))
     with Terminal(command, clean_environ()) as terminal:
         assert terminal.wait() == 1
-    *_, titles, first, failed, cut = filter(None, terminal.screen)
+    lines = list(filter(None, terminal.screen))
+    titles, first, failed, cut = lines[(at := next(at for at, line in enumerate(lines) if "topic" in line)) : at + 4]
     topic, mass = titles.index("topic"), titles.index("label_mass")
     for line in (first, cut):
         assert line[topic:].split()[0] in ("work", "home")
@@ -88,3 +91,31 @@ def test_a_question_that_is_none_is_refused(tmp_path: Path, decide: RunInProcess
     done = decide(str(tmp_path / "mails"), *asked)
     assert done.returncode == 2, done.stderr
     assert b"question" in done.stderr or b"options behind the =" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("asked", "example"),
+    [
+        (("--yes", "Is it spam?"), 'uma decide --yes "Is it spam?" mails.txt'),
+        (("--score", "How urgent?"), "levels: How urgent?=1..5"),
+        (("--choice", "topic"), "options: topic=a,b"),
+    ],
+)
+def test_an_error_has_an_example_of_what_was_asked(decide: RunInProcess, asked: tuple[str, ...], example: str) -> None:
+    done = decide(*asked, stdin=b"")
+    assert done.returncode == 2
+    assert example in " ".join(done.stderr.decode().split())
+
+
+def test_options_that_the_model_would_hardly_say_are_warned_of_once(
+    server: ServerProcess, tmp_path: Path, decide: RunInProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mails").write_text("Buy now!\nThe meeting is at nine.\n")
+    asked = ("--choice", "topic=zyxwvut qp,xqzjkv wq", "--socket", str(server.socket))
+    done = decide(str(tmp_path / "mails"), *asked)
+    masses = [json.loads(line)["answers"]["topic"]["label_mass"] for line in done.stdout.splitlines()]
+    assert max(masses) < LEAST_MASS
+    (warned,) = [line for line in done.stderr.decode().splitlines() if "label_mass" in line]
+    assert f"2 of 2 texts is below 1 % (the least {100 * min(masses):.2g} %)" in warned
+    monkeypatch.setattr(uma.cli.decide, "LEAST_MASS", min(masses))
+    assert b"label_mass" not in decide(str(tmp_path / "mails"), *asked).stderr

@@ -29,6 +29,8 @@ SHOWN_CHARS = 40
 """Maximum characters of a text that stands on a line above its answers."""
 LEAST_CHARS = 12
 """Minimum characters of a text beside its answers: where they leave fewer, it stands above them."""
+LEAST_MASS = 0.01
+"""`label_mass` below which an answer is warned of: a model that means one of the options has far more."""
 OF_A_TEXT = (BadRequest, TemplateError, PromptTooLarge, FrameTooLarge, DecodeFailed)
 """Errors about one text: the others are still asked about."""
 
@@ -43,13 +45,15 @@ def main(options: argparse.Namespace) -> int:
     if twice := next((name for at, name in enumerate(names) if name in names[:at]), None):
         raise ConfigError(f"question {twice!r} is there twice, and its answers could not be told apart; reword one")
     loaded = quiet(load_settings(options))
-    return run(partial(_decide_all, options, loaded, read_texts([], options.file)))
+    example = 'uma decide --yes "Is it spam?" mails.txt'
+    texts = read_texts([], options.file, f"give a line each, in a file ({example}) or on standard input")
+    return run(partial(_decide_all, options, loaded, texts))
 
 
 async def _decide_all(options: argparse.Namespace, loaded: Loaded, texts: list[str], interrupts: Interrupts) -> int:
     questions: list[DecisionQuestion] = options.questions
     columns = ["text", *(str(question.name) for question in questions), "label_mass", "error"]
-    rows = list[list[str]]()
+    rows, masses = list[list[str]](), list[float]()
     async with open_source(loaded, interrupts, local=options.local, say=say.note) as opened:
         output = TextOutput.standard("utf-8")
         is_shown = options.table and output.is_terminal
@@ -70,12 +74,8 @@ async def _decide_all(options: argparse.Namespace, loaded: Loaded, texts: list[s
                     told = {"error": {"code": error.code, "message": error.message}}
                 else:
                     pairs = list(zip(questions, found, strict=True))
-                    row = [
-                        text,
-                        *(_cell(*pair) for pair in pairs),
-                        f"{min(answer.label_mass for answer in found):.2f}",
-                        "",
-                    ]
+                    masses.append(min(answer.label_mass for answer in found))
+                    row = [text, *(_cell(*pair) for pair in pairs), f"{masses[-1]:.2f}", ""]
                     told = {"answers": {str(question.name): _told(question, answer) for question, answer in pairs}}
                 if is_shown:
                     rows.append(row)
@@ -86,6 +86,12 @@ async def _decide_all(options: argparse.Namespace, loaded: Loaded, texts: list[s
         finally:  # what has been asked, also where the rest was stopped
             if rows:
                 _show(columns, rows)
+    if unsure := sum(mass < LEAST_MASS for mass in masses):
+        texts_told = f"of {unsure:,} of {len(texts):,} texts " if len(texts) > 1 else ""
+        say.warn(
+            f"label_mass {texts_told}is below 1 % (the least {100 * min(masses):.2g} %): the model would hardly answer "
+            "with one of the options, so their probabilities say little; reword the question, or use another model"
+        )
     return 1 if failed else 0
 
 

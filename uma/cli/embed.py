@@ -30,14 +30,16 @@ _PLACE = re.compile(r"^texts\[(\d+)\]", re.MULTILINE)
 def main(options: argparse.Namespace) -> int:
     """The command; its exit code."""
     loaded = quiet(load_settings(options))
-    texts = read_texts(options.texts, options.file)
+    example = 'uma embed "a fox" "a forest"'
+    texts = read_texts(options.texts, options.file, f"give some as arguments ({example}), or a line each")
     return run(partial(_embed_all, options, loaded, texts))
 
 
-def read_texts(arguments: Sequence[str], file: Path | None) -> list[str]:
+def read_texts(arguments: Sequence[str], file: Path | None, advice: str) -> list[str]:
     """The arguments, each a text, else the lines of the file or of standard input.
 
-    Raises `ConfigError` where there is no text, one is not UTF-8, or the file cannot be read.
+    Raises `ConfigError`, with the `advice` where there is no text; also where one is not UTF-8, or the file cannot be
+    read.
     """
     if arguments and file is not None:
         raise ConfigError(f"--file {file}: texts came as arguments too; give either")
@@ -45,7 +47,7 @@ def read_texts(arguments: Sequence[str], file: Path | None) -> list[str]:
         say.note(f"{argument}: the name of the file is the text; --file {argument} reads what is in it")
     texts = list(arguments) or _lines(file)
     if not texts:
-        raise ConfigError('there is no text; give some as arguments (uma embed "a fox" "a forest"), or a line each')
+        raise ConfigError(f"there is no text; {advice}")
     return texts
 
 

@@ -312,7 +312,8 @@ def _question(kind: QuestionKind, text: str) -> DecisionQuestion:
     """What an option asks: `Is it spam?`, `topic=a,b,c`, or `How urgent?=1..5` or with names of levels."""
     asked, _, given = (text, "", "") if kind == "predicate" else text.rpartition("=")
     if not asked:
-        raise argparse.ArgumentTypeError("expected a question, then = and its options: topic=a,b")
+        example = "levels: How urgent?=1..5" if kind == "score" else "options: topic=a,b"
+        raise argparse.ArgumentTypeError(f"expected a question, then = and its {example}")
     first, dots, last = given.partition("..")
     names = given.split(",") if kind != "predicate" else []
     if kind == "score" and dots and first.isdecimal() and last.isdecimal():

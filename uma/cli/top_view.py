@@ -158,7 +158,8 @@ def _server_line(where: str, server: WatchedServer, columns: int) -> Text:
         doing = f"{frame.figures.running:,} running, {frame.figures.waiting:,} waiting"
         doing = "paused" if frame.metrics.get("paused_sec") else "idle" if server.is_idle else doing
         parts = [_plain(frame.model, "bold cyan"), _plain(doing), _plain(where, "dim")]
-    parts[1:1] = [_plain(server.lost, "bold red")] if server.lost else []
+    if server.lost:
+        parts[1:-1] = [_plain(server.lost, "bold red")]
     line = Text("   ", no_wrap=True, overflow="ellipsis").join(parts)
     line.truncate(columns, overflow="ellipsis")
     return line
