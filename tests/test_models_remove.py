@@ -85,7 +85,10 @@ def test_of_a_link_in_the_folder_only_the_link_goes(home: Path, tmp_path: Path, 
     folder.mkdir()
     file = write_model(tmp_path / "elsewhere.gguf")
     (folder / "link.gguf").symlink_to(file)
-    assert uma_told("rm", "link", "--yes", UMA_MODELS=str(folder)).returncode == 0
+    asked = uma_told("rm", "link", UMA_MODELS=str(folder)).stderr
+    assert f"a link: {file}, to which it points, stays?" in " ".join(asked.split())
+    done = uma_told("rm", "link", "--yes", UMA_MODELS=str(folder))
+    assert done.stdout == f"removed link: it was a link, and {file}, to which it pointed, stays\n"
     assert file.exists() and not names({"UMA_MODELS": str(folder)})
 
 

@@ -23,14 +23,16 @@ def main(options: argparse.Namespace) -> int:
         raise ModelError("builtin: the built-in model cannot be removed")
     found = catalog.named(options.name, os.environ)
     removed = removal(found)
-    size = figures.size(removed.freed_bytes)
+    size, kept = figures.size(removed.freed_bytes), removed.kept_file
     what = f"{found.path}{'' if removed.projector is None else f' and its projector {removed.projector.name}'}"
-    if not options.yes and not _agreed(f"remove {what}, which frees {size}?"):
+    frees = f"which frees {size}" if kept is None else f"a link: {kept}, to which it points, stays"
+    if not options.yes and not _agreed(f"remove {what}, {frees}?"):
         say.note("nothing was removed")
         return FAILED
     removed.run()
     also = "" if removed.projector is None else " and its projector"
-    print_wrapped(f"removed {found.name}{also}: {size} are free")
+    freed = f"{size} are free" if kept is None else f"it was a link, and {kept}, to which it pointed, stays"
+    print_wrapped(f"removed {found.name}{also}: {freed}")
     return 0
 
 

@@ -33,6 +33,12 @@ class Removal:
         whole = [file.lstat() for file in self.files if not file.is_symlink()]
         return sum(status.st_size for status in whole if status.st_nlink == 1)
 
+    @property
+    def kept_file(self) -> Path | None:
+        """The file that stays where the first to be deleted is a link to it; None: it is no link, or its file goes."""
+        file = self.files[0].resolve()
+        return None if file in {path.resolve() for path in self.files if not path.is_symlink()} else file
+
     def run(self) -> None:
         """Delete them, and in the cache what then is empty. Raises `OSError` where a file cannot be deleted."""
         for file in self.files:
