@@ -557,6 +557,14 @@ def test_lines_that_are_typed_while_a_model_is_waited_for_are_lines_of_their_own
         terminal.wait_for("> /und")
 
 
+def test_tab_completes_names_of_set_and_after_reset_no_old_answer_is_told(server: ServerProcess, home: Path) -> None:
+    with chat(server, home, *SHORT) as terminal:
+        ask(terminal, "a question")
+        tell(terminal, "/set te\t0.5", "temperature  0.5")
+        tell(terminal, "/reset", "The conversation starts over.")
+        tell(terminal, "/stats", "There is no answer yet.")
+
+
 def test_sampling_is_shown_and_set(server: ServerProcess, home: Path) -> None:
     with chat(server, home, *LONG) as terminal:
         tell(terminal, "/set max_tokens 3", "max_tokens  3")
@@ -701,7 +709,7 @@ def test_a_chat_in_this_process_needs_no_server_and_goes_on_with_another_model(h
         assert "model   builtin" in terminal.text
         assert "has no chat template" not in terminal.text
         base = write_script_model(home / "base.gguf", [" It goes on."], template=None)
-        tell(terminal, f"/model {base}", "which is loaded for it.")
+        tell(terminal, f"/model {base}", "This model has no chat template: a base model continues texts")
         ask(terminal, "go on")
         assert terminal.text.count("This model has no chat template: a base model continues texts") == 1
         for question in ("go on", "and you?", "remember this"):

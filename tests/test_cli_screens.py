@@ -38,7 +38,9 @@ def models() -> None:
     show_models(
         [
             model("builtin", 3_760_000, place="builtin", kind="dense", quantization="Q8_0", parameters=3_480_000),
-            model("gemma-3-270m-q4_k_m", 253_000_000, kind="dense, sliding window", parameters=268_000_000),
+            model(
+                "gemma-3-270m-q4_k_m", 253_000_000, kind="dense, sliding window", parameters=268_000_000, is_base=True
+            ),
             model("qwen2.5-coder-0.5b-instruct-q4_k_m", 491_000_000, kind="dense", parameters=630_000_000),
             model("Qwen3-VL-30B-A3B-Instruct-UD-Q4_K_XL", 18 * GB, place="Hugging Face", kind="MoE", vision=True),
             model("cut", 12, problem="/models/cut.gguf: ends in the middle of its header (12 bytes); pull it again"),

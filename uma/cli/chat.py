@@ -21,7 +21,7 @@ from uma.cli.generate import quiet
 from uma.cli.options import load_settings, sampling_of
 from uma.cli.pictures import ChatPicture, dropped
 from uma.cli.slash import ALIASES, COMMANDS, DESTRUCTIVE, FAREWELLS, NO_ROOM, SET
-from uma.cli.source import Bond, Opened, open_source, told_progress, told_too_large
+from uma.cli.source import Bond, Opened, listed, open_source, told_progress
 from uma.cli.terminal import TextOutput
 from uma.cli.trio_run import Interrupts, run
 from uma.cli.view import DROPPED, PROMPT, ChatView, PlainLines, PlainView
@@ -125,6 +125,8 @@ class Chat:
     """The conversation began with a model in this process, and stays in it."""
     before: Loaded | None = None
     """Settings with the last model that was loaded in this process, until the one that was chosen instead is loaded."""
+    has_told_base: bool = False
+    """The model that answers next is a base model, which was said when it was chosen."""
     last: Finished | None = None
     last_file: Path | None = None
     """Where `/save` writes when no name is given."""
@@ -159,8 +161,10 @@ class Chat:
             self._introduce(info, place)
         elif not (is_named or (self.is_hung_up_on and info == before)):
             self.view.tell(f"{words.model_line(info.model)} · {place}")
-        if not info.capabilities.chat and (before is None or before.model != info.model):
-            self.view.tell(f"{words.BASE}.")
+        is_new = before is None or before.model != info.model
+        if not self.has_told_base:
+            self._tell_base(is_base=is_new and not info.capabilities.chat)
+        self.has_told_base = False
 
     @property
     def _is_switching(self) -> bool:
@@ -398,12 +402,14 @@ class Chat:
                 return
             base, plus, adapter = name.partition("+")
             base = one_meant(base, {model: (model,) for model in several})
-            if self.opened is not None and (why := await told_too_large(self.opened.source, base)):
-                self.view.complain(why)
+            told = None if self.opened is None else await listed(self.opened.source, base)
+            if told is not None and not told.fits:
+                self.view.complain(told.failure)
                 return
             name = base + plus + adapter
             self.bond, self.opened, self.model = Bond(None, is_one_of_several=True, name=name), None, None
             self.view.tell(f"The next question goes to {name}.")
+            self._tell_base(is_base=told is not None and told.is_base)
         elif self.bond is None:
             self._load_here(name)
         else:
@@ -414,11 +420,18 @@ class Chat:
         """Have another model loaded in this process, from the next question on. Raises `ModelError`."""
         from uma.models import catalog  # noqa: PLC0415  (slow to import, and seldom needed with a server)
 
-        catalog.resolve(name, os.environ)
+        file = catalog.resolve(name, os.environ)
         config, origins = attrs.evolve(self.loaded.config, model=name), {**self.loaded.origins, "model": "/model"}
         self.before = self.before or self.loaded
         self.loaded, self.opened = attrs.evolve(self.loaded, config=config, origins=origins), None
         self.view.tell(f"The next question goes to {name}, which is loaded for it.")
+        self._tell_base(is_base=catalog.described(name, file.path).is_base)
+
+    def _tell_base(self, *, is_base: bool) -> None:
+        """Say of a model that was chosen that it answers nothing, before it is asked."""
+        if is_base:
+            self.view.tell(f"{words.BASE}.")
+        self.has_told_base = is_base
 
     @staticmethod
     def _adapted(asked: str, info: ServerInfo) -> str | None:

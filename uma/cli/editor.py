@@ -25,6 +25,7 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.key_binding.key_processor import KeyPress
 from prompt_toolkit.shortcuts import CompleteStyle
 
+from uma.cli.slash import SET
 from uma.cli.view import DROPPED, PROMPT
 
 MAX_HISTORY_BYTES = 262_144
@@ -142,7 +143,7 @@ def _keys() -> KeyBindings:
 
 @attrs.frozen
 class CommandCompleter(Completer):
-    """Completes the word that begins with a slash, and the file behind a command that takes one."""
+    """Completes the word that begins with a slash, the file behind a command that takes one, and a name of `/set`."""
 
     commands: tuple[str, ...]
 
@@ -154,6 +155,8 @@ class CommandCompleter(Completer):
         name, space, path = typed.partition(" ")
         if space and name in OF_FILES:
             yield from PathCompleter(expanduser=True).get_completions(Document(path), complete_event)
+        if name == "/set":
+            yield from (Completion(f"{field} ", -len(path)) for field in SET if space and field.startswith(path))
 
 
 def history_path(environ: Mapping[str, str]) -> Path | None:

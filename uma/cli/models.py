@@ -19,14 +19,14 @@ from uma.cli import say
 from uma.cli.default_model import check_folder
 from uma.cli.memory import fits, memory_bytes
 from uma.cli.sanitize import json_text
-from uma.cli.table import print_table, print_wrapped
+from uma.cli.table import NOTE, print_table, print_wrapped
 from uma.client import connect
 from uma.config import Loaded, load
 from uma.errors import UmaError
 from uma.models import catalog, places
 from uma.models.catalog import ModelFile
 
-COLUMNS = ("name", "parameters", "kind", "sees", "quantization", "context", "size", "fits", "from")
+COLUMNS = ("name", "parameters", "kind", NOTE, "quantization", "context", "size", "fits", "from")
 SPARE = ("from", "kind", "parameters", "quantization", "context")
 """Columns that a narrow terminal goes without, the first first."""
 ANSWER_SEC = 2.0
@@ -99,7 +99,7 @@ def _row(model: ModelFile, memory: Memory) -> tuple[str, ...]:
         model.name,
         figures.count(model.parameters) if model.parameters else "",
         model.kind,
-        "pictures" if model.vision else "",
+        "sees pictures" if model.vision else "base model" if model.is_base else "",
         model.quantization,
         f"{model.context_length:,}" if model.context_length else "",
         figures.size(model.size_bytes),

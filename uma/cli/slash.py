@@ -65,6 +65,7 @@ def _help(chat: Talk, _: str) -> None:
 
 def _reset(chat: Talk, _: str) -> None:
     chat.conversation.reset()
+    chat.last = None
     chat.last_file = None  # it keeps what was said until now
     kept = " The instructions stay." if chat.conversation.system is not None else ""
     chat.view.tell(f"The conversation starts over.{kept}")
@@ -99,7 +100,7 @@ def _load(chat: Talk, name: str) -> None:
         chat.view.complain("which file? /load FILE")
         return
     path = Path(name).expanduser()
-    chat.conversation = ChatHistory.load(path)
+    chat.conversation, chat.last = ChatHistory.load(path), None
     chat.last_file = path
     turns = chat.conversation.turns
     last = f"; the last question was: {_short(turns[-1].question)}" if turns else ""
@@ -249,10 +250,10 @@ COMMANDS: dict[str, SlashCommand] = {
     "/save!": SlashCommand("FILE", "write it over a file that has another chat", partial(_save, replaces=True)),
     "/load": SlashCommand("FILE", "go on with a conversation from a file", _load),
     "/stats": SlashCommand("", "how fast the last answer was, and how full the context is", _stats),
+    "/model": SlashCommand("[NAME]", "which model answers, of which others; with a name, go on with that one", _model),
     "/switch": SlashCommand(
-        "[NAME]", "go on with another model, or whatever the server has now", lambda chat, name: chat.switch(name)
+        "", "go on with what the server has now, once it serves another model", lambda chat, name: chat.switch(name)
     ),
-    "/model": SlashCommand("[NAME]", "which model answers, of which others; with a name, that one", _model),
     "/quit": SlashCommand("", "leave; so do exit, quit and bye alone on a line", _quit),
 }
 """The chat's commands, by name."""

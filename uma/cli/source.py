@@ -116,12 +116,12 @@ async def told_paused(source: Source) -> str:
     return ""
 
 
-async def told_too_large(source: Source, name: str) -> str:
-    """Why a server of several models can never load the one of this name; empty where it can, or does not tell so."""
+async def listed(source: Source, name: str) -> ListedModel | None:
+    """What a server of several models tells of the one of this name; None where it tells nothing."""
     with suppress(UmaError), trio.move_on_after(LISTED_SEC):
         if isinstance(source, Client):
-            return next((model.failure for model in await source.models() if model.name == name and not model.fits), "")
-    return ""
+            return next((model for model in await source.models() if model.name == name), None)
+    return None
 
 
 async def told_progress(source: Source, id: str) -> str:
