@@ -194,6 +194,20 @@ def test_a_server_that_goes_away_is_waited_for_and_what_was_said_stays(browser: 
         one.problems.clear()  # the browser's own lines about refused connections
 
 
+def test_a_server_that_is_away_is_told_where_its_model_stood_until_it_is_back(here: Visitor) -> None:
+    page = here.page
+    page.add_init_script(HURRY)
+    card = here.visit().page.locator("#model")
+    expect(card).not_to_be_empty()
+    name = card.inner_text()
+    page.route("**/ui/api/info", lambda route: route.abort())
+    expect(card).to_have_text("Server not reachable")
+    expect(page.locator("#banner")).to_be_hidden()
+    page.unroute("**/ui/api/info")
+    expect(card).to_have_text(name)
+    here.problems.clear()  # the browser's own lines about what it could not reach
+
+
 def test_a_server_with_another_model_is_named_as_soon_as_it_is_asked_something(here: Visitor) -> None:
     page = here.visit().page
     card = page.locator("#model")

@@ -39,14 +39,16 @@ def test_questions_of_a_text_are_decided_and_drawn(here: Visitor) -> None:
     )
     name = page.locator("#model").inner_text()
     expect(sheet.locator("#decides")).to_have_text(name)
-    expect(sheet.locator("#decided > .help")).to_contain_text(f"{name} read ")
+    expect(sheet.locator("#decided > .help").last).to_contain_text(f"{name} read ")
     expect(shown.nth(0)).to_be_in_viewport()
     assert violations(page) == []
-    wrong = ["Which? = one", "Good?", "How? = 5..1", "Who? = I, you, I"]
+    wrong = ["Which? = one", "Good?", "How? = 5..1", "Who? = I, you, I", "broken ="]
     sheet.get_by_label("Questions").fill("\n".join(wrong))
     sheet.get_by_role("button", name="Decide").click()
     for line, words in zip(
-        wrong, ("give two or more options", None, "levels go from low", "“I” is there twice"), strict=True
+        wrong,
+        ("give two or more options", None, "levels go from low", "“I” is there twice", "give two or more options"),
+        strict=True,
     ):
         told = sheet.locator(".fault", has_text=f"“{line}”: {words or ''}")
         expect(told).to_have_count(0 if words is None else 1)
@@ -62,3 +64,19 @@ def test_questions_of_a_text_are_decided_and_drawn(here: Visitor) -> None:
     expect(sheet.locator("#decided")).to_have_text("Stopped.")
     expect(button).to_have_text("Decide")
     expect(button).to_be_focused()
+
+
+def test_one_warning_names_all_questions_that_were_not_understood(here: Visitor) -> None:
+    page = here.visit().page
+    unsure = {"probability": 0.5, "diagnostics": {"label_mass": 0.1}}
+    sure = {"probability": 0.5, "diagnostics": {"label_mass": 0.9}}
+    usage = {"input_tokens": 9, "input_tokens_details": {"cached_tokens": 0}}
+    told = {"answers": [unsure, sure, unsure], "usage": usage, "model": "m"}
+    page.route("**/v1/decisions", lambda route: route.fulfill(json=told))
+    page.get_by_role("button", name="Decide about a text").click()
+    sheet = page.locator("#decisions")
+    sheet.get_by_label("Text").fill("My card was charged twice.")
+    sheet.get_by_label("Questions").fill("A?\nB?\nC?")
+    sheet.get_by_role("button", name="Decide").click()
+    amiss = "“A?”, “C?”: most of the probability went to other words. The model may not have understood."
+    expect(sheet.locator("#decided .help")).to_have_text([amiss, "m read 9 tokens, 0 of them from the cache."])

@@ -18,7 +18,7 @@ def saved(*conversations: dict[str, Any]) -> str:
 
 
 def conversation(title: str, text: str) -> dict[str, Any]:
-    at = round(MONTHS[title].timestamp() * 1000)
+    at = round(MONTHS.get(title, MONTHS["Fishing"]).timestamp() * 1000)
     settings = {"system": "", "priority": 1, "sampling": {}}
     files = [{"name": f"{title}.txt", "text": f"Notes of the old man about {title}."}]
     asked = {"id": "a", "parent": None, "role": "user", "text": f"About {title}?", "at": at, "files": files}
@@ -41,6 +41,23 @@ def act(page: Page, title: str, name: str) -> None:
 
 def titles(page: Page) -> list[str]:
     return page.locator("#conversations .list-head, #conversations .name").all_inner_texts()
+
+
+def test_the_list_is_scrolled_to_the_conversation_that_is_shown(here: Visitor) -> None:
+    page = here.visit().page
+    page.set_viewport_size({"width": 1200, "height": 500})
+    choose(page, saved(*(conversation(title, "Water.") for title in ["First", *map(str, range(38)), "Last"])))
+    expect(page.locator(".entry")).to_have_count(40)
+    page.locator(".conversation", has_text="Last").click()
+    here.visit(page.url.removeprefix(f"{here.url}/"))
+    expect(page.locator(".conversation[aria-current]")).to_have_text("Last")
+    expect(page.locator(".conversation[aria-current]")).to_be_in_viewport(ratio=1)
+    page.get_by_role("button", name="New chat", exact=True).click()
+    page.keyboard.press("Control+k")
+    page.keyboard.type("About First")
+    page.keyboard.press("Enter")
+    expect(page.locator(".conversation[aria-current]")).to_have_text("First")
+    expect(page.locator(".conversation[aria-current]")).to_be_in_viewport(ratio=1)
 
 
 def test_conversations_are_found_pinned_renamed_and_deleted_in_the_list(here: Visitor, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from http_server import HttpServer
 from hypothesis import given
 from hypothesis import strategies as st
 from page_browser import visitor
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, expect
 
 PARTS = (
     "# Head\n",
@@ -262,6 +262,7 @@ def test_a_reference_that_comes_last_holds_for_what_was_before(shown: Page) -> N
         ("Press <kbd>Ctrl</kbd>", "kbd", "Ctrl"),
         ("- [ ] buy milk\n- [x] feed the fox", "li.task + li.task", "☑ feed the fox"),
         ("A claim.[^1]\n\n[^1]: https://a.b/c", "p + p, .block + .block p", "1 https://a.b/c"),
+        ("See[^x]: it is so.", "p", "Seex: it is so."),
         ("See ![a red fox](http://127.0.0.1:9/fox.png)", "p", "See a red fox"),
         ("See [the notes](docs/notes.md).", "p:not(:has(a))", "See the notes."),
         (
@@ -281,6 +282,21 @@ def test_what_models_write_beside_markdown_is_shown_as_it_is_meant(
     found = shown.evaluate("([text, selector]) => shown(text).querySelector(selector)?.textContent", [text, selector])
     assert found is not None
     assert words in re.sub(r"\s+", " ", found)
+
+
+def test_footnotes_are_numbered_and_lead_to_their_words_and_back(shown: Page) -> None:
+    text = "One[^note], two[^1], one more[^note] and none[^gone].\n\n[^1]: First.\n\n[^note]: Noted.\n"
+    shown.evaluate("text => { shown(text); }", text)
+    thread = shown.locator("#thread")
+    marks = thread.get_by_role("button", name=re.compile("^Footnote "))
+    expect(marks).to_have_text(["1", "2", "1"])
+    expect(thread.locator(".block").first).to_have_text("One1, two2, one more1 and nonegone.")
+    expect(thread.locator(".block").nth(1)).to_have_text("2 First.")
+    marks.last.click()
+    back = thread.get_by_role("button", name="Back from footnote 1")
+    expect(back).to_be_focused()
+    shown.keyboard.press("Enter")
+    expect(marks.first).to_be_focused()
 
 
 def test_an_address_is_a_link_and_a_name_with_a_dot_is_none(shown: Page) -> None:

@@ -1,7 +1,7 @@
 /** The one place where HTML becomes part of the page: blocks of Markdown, sanitized. */
 
 import { colour } from "./colours.js";
-import { copy, h, icon } from "./dom.js";
+import { copy, h, icon, number } from "./dom.js";
 import { typeset } from "./formulas.js";
 import { Markdown } from "./markdown.js";
 import { morph } from "./morph.js";
@@ -34,6 +34,11 @@ const MAX_FORMULAS = 500;
 export class Blocks {
   constructor() {
     this.element = h("div", { class: "blocks" });
+    this.element.addEventListener("click", ({ target }) => {
+      const from = target instanceof Element && target.closest(".footnote button")?.parentElement;
+      const other = from && (from.matches(".is-told") ? ":not(.is-told)" : ".is-told");
+      if (from) this.notes(`[title="${CSS.escape(from.title)}"]${other}`)[0]?.querySelector("button")?.focus();
+    });
     /** @type {string[]} */
     this.shown = [];
     this.markdown = new Markdown();
@@ -62,8 +67,27 @@ export class Blocks {
       return false;
     });
     for (const part of parts.slice(blocks.length)) part.remove();
+    this.numberNotes();
     this.isFinal = isWhole && made < 0;
     this.shown = made < 0 ? blocks : [...blocks.slice(0, made), ...this.shown.slice(made, blocks.length)];
+  }
+
+  /** Marks of footnotes, and where these are told. @param {string} which @returns {NodeListOf<HTMLElement>} */
+  notes(which) {
+    return this.element.querySelectorAll(`.footnote${which}`);
+  }
+
+  /** Footnotes have numbers in the order of their marks, which lead to what they say and back. */
+  numberNotes() {
+    const told = new Set(Array.from(this.notes(".is-told"), ({ title }) => title));
+    const names = new Set(Array.from(this.notes(""), ({ title }) => title).filter((title) => told.has(title)));
+    const numbers = new Map([...names].map((title, at) => [title, number(at + 1)]));
+    for (const note of this.notes("")) {
+      const text = numbers.get(note.title);
+      if (!text || note.querySelector("button")?.textContent === text) continue;
+      const label = note.matches(".is-told") ? `Back from footnote ${text}` : `Footnote ${text}`;
+      note.replaceChildren(h("button", { type: "button", "aria-label": label }, text));
+    }
   }
 
   /** Plain text, until there are blocks. @param {string} text */

@@ -305,7 +305,9 @@ export class Chat {
     if (conversation === this.current) this.render();
     else this.does.onChange();
     if (!(await saving) && next) return this.takeBack(conversation, next, message);
+    const ticking = setInterval(() => run.waitsFor === "loading" && this.showRun(run), 1_000);
     await run.follow();
+    clearInterval(ticking);
     this.runs.delete(message.id);
     void this.renderMissing();
     this.does.ended();

@@ -7,7 +7,7 @@ import { byId, duration, h, number } from "./dom.js";
 const MAX_LEVELS = 255;
 /** Below this the model would rather have said something else. */
 const LEAST_MASS = 0.5;
-const AMISS = "Most of the probability went to other words: the model may not have understood the question.";
+const AMISS = "most of the probability went to other words. The model may not have understood.";
 
 /** The sheet, which keeps what was written in it. @param {() => string} model The name of the one that is asked. @param {() => boolean} isLoaded */
 export function listenForDecisions(model, isLoaded) {
@@ -16,8 +16,8 @@ export function listenForDecisions(model, isLoaded) {
   const button = byId("decide-now", HTMLButtonElement);
   /** What ends the questions that are asked. @type {AbortController | undefined} */
   let asking;
-  const show = (/** @type {HTMLElement[]} */ ...parts) => {
-    found.replaceChildren(...parts);
+  const show = (/** @type {(HTMLElement | false)[]} */ ...parts) => {
+    found.replaceChildren(...parts.filter((each) => each !== false));
     found.scrollIntoView({ block: "nearest" }); // below a long text it would not be seen
   };
   byId("decide", HTMLElement).addEventListener("click", () => {
@@ -46,8 +46,9 @@ export function listenForDecisions(model, isLoaded) {
       const { answers, usage, model: name } = await ask("v1/decisions", body, signal);
       const { input_tokens: read, input_tokens_details: details } = usage;
       const extent = `${name} read ${number(read)} tokens, ${number(details.cached_tokens)} of them from the cache.`;
-      const shown = lines.map((line, at) => decision(line.split(" = ")[0], answers[at]));
-      show(...shown, h("p", { class: "help" }, extent));
+      const shown = lines.map((line, at) => decision(nameOf(line), answers[at]));
+      const amiss = lines.filter((_, at) => answers[at].diagnostics.label_mass < LEAST_MASS).map((line) => `“${nameOf(line)}”`);
+      show(...shown, amiss.length > 0 && h("p", { class: "help" }, `${amiss.join(", ")}: ${AMISS}`), h("p", { class: "help" }, extent));
     } catch (error) {
       if (!signal.aborted && !(error instanceof ApiError)) throw error;
       const named = (/** @type {string} */ _, /** @type {string} */ at) => `“${lines[Number(at)]}”`; // in place of its number
@@ -65,9 +66,12 @@ function faultOf({ levels, choices }, line) {
   const labels = levels?.map(({ label }) => label) ?? choices?.map(({ value }) => value);
   const twice = labels?.find((each, at) => labels.indexOf(each) < at);
   if (/=\s*\d+\.\.\d+$/.test(line) && !levels) return `“${line}”: levels go from low to high, at most 255 of them: “= 1..5”.`;
-  if (labels && labels.length < 2) return `“${line}”: give two or more options, as “= billing, shipping”, or none for yes or no.`;
+  if ((labels && labels.length < 2) || /=$/.test(line)) return `“${line}”: give two or more options, as “= billing, shipping”, or none for yes or no.`;
   return twice && `“${line}”: “${twice}” is there twice.`;
 }
+
+/** A question without its options. @param {string} line */
+const nameOf = (line) => line.split(/\s+=\s+/)[0];
 
 /** What a line asks, as the server takes it. @param {string} line */
 function questionOf(line) {
@@ -82,7 +86,7 @@ function questionOf(line) {
 }
 
 /** The probabilities of one question as bars. @param {string} name @param {any} answer */
-function decision(name, { probability, probabilities, diagnostics }) {
+function decision(name, { probability, probabilities }) {
   /** @type {[string, number][]} */
   const parts = probabilities
     ? probabilities.map((/** @type {any} */ each) => [each.label ?? String(each.value), each.probability])
@@ -99,11 +103,5 @@ function decision(name, { probability, probabilities, diagnostics }) {
       h("span", { class: "share" }, `${number(100 * share, 1)} %`),
     );
   });
-  return h(
-    "section",
-    { class: "decision" },
-    h("h3", { dir: "auto" }, name),
-    h("ul", {}, ...rows),
-    diagnostics.label_mass < LEAST_MASS && h("p", { class: "help" }, AMISS),
-  );
+  return h("section", { class: "decision" }, h("h3", { dir: "auto" }, name), h("ul", {}, ...rows));
 }

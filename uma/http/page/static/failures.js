@@ -3,10 +3,8 @@
 
 import { number } from "./dom.js";
 
-const TOO_LONG =
-  "This is longer than the model’s context window. Shorten the question, remove a file, or start a new chat.";
-const FULL =
-  "This conversation is longer than the model’s context window. Start a new chat, or edit an earlier question and continue from there.";
+const TOO_LONG = "This is longer than the model’s context window. Shorten the question, remove a file, or start a new chat.";
+const FULL = "This conversation is longer than the model’s context window. Start a new chat, or edit an earlier question and continue from there.";
 const BUSY = "The server is busy.";
 const STOPPED = "The server was stopped or restarted before the answer was complete.";
 
@@ -28,10 +26,8 @@ const WORDS = {
 };
 const OWN_BUSY = "Your key allows no more answers at once: wait for one to end, or stop one.";
 const OWN_RATE = "Your key has used its tokens for this minute.";
-const OWN_LENGTH =
-  "Your key allows shorter answers only: open “Settings” and lower “Max tokens”.";
-const OWN_PRIORITY =
-  "Your key allows no such priority: choose a lower one in the settings.";
+const OWN_LENGTH = "Your key allows shorter answers only: open “Settings” and lower “Max tokens”.";
+const OWN_PRIORITY = "Your key allows no such priority: choose a lower one in the settings.";
 /** What a key's own bound says (uma/net/quota.py), and what that means: others on the server have nothing to do with it. @type {[RegExp, string][]} */
 const BOUNDS = [
   [/\(max_concurrent\)/, OWN_BUSY],
@@ -39,10 +35,8 @@ const BOUNDS = [
   [/^max_tokens: .* may generate /, OWN_LENGTH],
   [/^priority: .* may use /, OWN_PRIORITY],
 ];
-const WRONG_SETTING =
-  "The server does not accept one of the settings. Correct it in the settings, or reset them.";
-const BLIND =
-  "This model cannot see pictures, and the conversation has some. Choose a model that can, edit the question to remove them, or start a new chat.";
+const WRONG_SETTING = "The server does not accept one of the settings. Correct it in the settings, or reset them.";
+const BLIND = "This model cannot see pictures, and the conversation has some. Choose a model that can, edit the question to remove them, or start a new chat.";
 const WRONG_CHAT = "The model does not accept this conversation. Edit the question, or start a new chat.";
 
 /**

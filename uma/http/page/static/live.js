@@ -16,6 +16,7 @@ const ENDS = new Map([
   ["length", "finished at its length limit"],
   ["cancelled", "cancelled, or its program disconnected"],
 ]);
+const NONE = "–";
 const NO_BREAK = "\u00a0";
 const KINDS = /** @type {const} */ (["interactive", "normal", "background"]);
 
@@ -31,18 +32,17 @@ class Tile {
     this.note = part("tile-note");
   }
 
-  /** @param {string} value @param {string} unit @param {string} note @param {boolean} [isTold] Whether there is something to tell. */
+  /** @param {string} value @param {string} unit @param {string} note @param {boolean} [isTold] Whether there is something to tell; what was shown once keeps its place. */
   show(value, unit, note, isTold = true) {
-    this.element.hidden = !isTold;
+    this.element.hidden &&= !isTold;
     this.value.textContent = value;
     this.unit.textContent = unit;
     this.note.textContent = note;
   }
 
-  /** A speed, or where nothing is done what was done in all. @param {number} speed @param {number} total */
+  /** @param {number} speed @param {number} total What was done in all. */
   showSpeed(speed, total) {
-    if (speed >= 0.5) this.show(number(speed), "tokens/s", `${number(total)} in all`);
-    else this.show(number(total), "tokens", "in all", total > 0);
+    this.show(total ? number(speed) : NONE, "tokens/s", `${number(total)} in all`);
   }
 }
 
@@ -95,6 +95,7 @@ export class LiveView {
       cached: new Part("cached", "cached for later prompts"),
       free: new Part("free", "free"),
     };
+    this.tiles.cache.element.hidden = this.tiles.preempted.element.hidden = true;
     byId("tiles", HTMLElement).append(...Object.values(this.tiles).map((tile) => tile.element));
     byId("cells", HTMLElement).append(...Object.values(this.cells).map((part) => part.bar));
     byId("cells-legend", HTMLElement).append(...Object.values(this.cells).map((part) => part.element));
@@ -211,7 +212,7 @@ export class LiveView {
 
   /** @param {Tile} tile @param {Percentiles | null} times */
   showPercentiles(tile, times) {
-    if (times === null) return tile.show("–", "", "none yet", false);
+    if (times === null) return tile.show(NONE, "", "too few yet");
     const { count, last, p50, p95, p99 } = times;
     const all = this.info()?.models ? ", all models" : "";
     if (p50 === null) return tile.show(...split(about(last)), `the last of ${number(count)}`);

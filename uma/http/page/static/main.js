@@ -22,6 +22,8 @@ const SETTINGS_KEY = "uma.settings";
 const THEME_KEY = "uma.theme";
 const MODEL_KEY = "uma.model";
 const RETRY_MS = 2_000;
+/** So often it is looked whether the server is still there. */
+const LOOK_MS = 15_000;
 /** Conversations that a search lists, and those that are listed before anything is sought. */
 const MAX_FOUND = 30;
 const FEW = 5;
@@ -31,6 +33,8 @@ let info;
 /** The model that it was asked for; nothing: the default. @type {string | undefined} */
 let infoOf;
 let isKeyDismissed = false;
+/** The server was there, and is not any more. */
+let isAway = false;
 let retry = 0;
 /** Before the address was followed, it says what is to be shown, not what is. */
 let isRouted = false;
@@ -135,8 +139,10 @@ function showModel() {
   const button = byId("model", HTMLButtonElement);
   button.hidden = !info || location.hash === "#live";
   const isHere = !info?.models || info.models.some(({ name }) => name === modelName());
-  const words = isHere ? modelName() : `${modelName()} (not available)`;
+  const name = isHere ? modelName() : `${modelName()} (not available)`;
+  const words = isAway ? "Server not reachable" : name;
   if (button.textContent !== words) button.textContent = words;
+  button.classList.toggle("fault", isAway);
   button.setAttribute("aria-label", `Model: ${words}`);
   palette.show();
 }
@@ -459,16 +465,19 @@ async function connect() {
     banner.hidden = true;
     if (model !== infoOf) return; // another conversation is shown by now
     info = found;
+    isAway = false;
   } catch (error) {
     if (!(error instanceof ApiError)) throw error;
     if (error.status === 401) return;
+    clearTimeout(retry);
+    retry = window.setTimeout(connect, RETRY_MS);
+    isAway = Boolean(info) && error.status === 0;
+    if (isAway) return showModel();
     const { percent } = error.failure;
     const bar = percent !== undefined && h("progress", { max: 100, value: percent, "aria-label": "Model loaded" });
     banner.replaceChildren(...(bar ? [error.message, bar] : [`${error.message} Retrying …`]));
     banner.classList.toggle("is-neutral", Boolean(bar));
     banner.hidden = false;
-    clearTimeout(retry);
-    retry = window.setTimeout(connect, RETRY_MS);
     return;
   }
   if (!info) return;
@@ -544,6 +553,7 @@ function listen() {
   // Not hashchange, which comes later: what happens in between would note the address of what is shown still.
   window.addEventListener("popstate", route);
   window.addEventListener("online", connect);
+  setInterval(() => info && document.visibilityState === "visible" && void connect(), LOOK_MS);
   document.addEventListener("visibilitychange", () => {
     if (document.visibilityState === "visible") void connect();
   });

@@ -13,6 +13,8 @@ const MAX_WHOLE_CHARS = 262_144;
 const MAX_TAGS = 20_000;
 /** A block of its own costs as much as so many tags. */
 const BLOCK_TAGS = 5;
+/** A table's cell of at most so many characters stands on one line. */
+const SHORT_CELL_CHARS = 16;
 /** The page's own headings are of level 1 and 2, so a text's begin at 3. */
 const HEADING_OFFSET = 2;
 
@@ -26,14 +28,16 @@ parser.linkify.add("ftp:", null).add("//", null); // the sanitizer leaves no add
 keepFormulas(parser);
 foldCalls(parser);
 /** The few tags that stand in texts which are no HTML, and references to footnotes. */
-const MARK = /<(\/?(?:sub|sup|kbd)|br)\s*\/?>|\[\^([^\]\s]{1,40})\]:?/iy;
+const MARK = /<(\/?(?:sub|sup|kbd)|br)\s*\/?>|\[\^([^\]\s]{1,40})\](:?)/iy;
 parser.inline.ruler.before("link", "mark", (state, silent) => {
   MARK.lastIndex = state.pos;
   const match = MARK.exec(state.src);
   if (!match) return false;
-  const html = match[1] ? `<${match[1].toLowerCase()}>` : `<sup>${escaped(match[2])}</sup>`;
-  if (!silent) state.push("html_inline", "", 0).content = html;
-  state.pos = MARK.lastIndex;
+  const [, tag, note, colon] = match;
+  const isTold = colon && state.pos === 0; // else it is the sentence's
+  const mark = () => `<sup class="footnote${isTold ? " is-told" : ""}" title="${escaped(note)}">${escaped(note)}</sup>`;
+  if (!silent) state.push("html_inline", "", 0).content = tag ? `<${tag.toLowerCase()}>` : mark();
+  state.pos = MARK.lastIndex - (colon && !isTold ? 1 : 0);
   return true;
 });
 // What a footnote says is a paragraph where it stands; as a reference it could be an address, and vanish.
@@ -71,6 +75,9 @@ function parse(text, env) {
   for (const [index, token] of tokens.entries()) {
     dress(token);
     if (tokens[index - 2]?.type === "list_item_open") markTask(token, tokens[index - 2]);
+    const cell = tokens[index - 1];
+    if (/^t[hd]_open/.test(cell?.type) && token.content.length <= SHORT_CELL_CHARS)
+      cell.attrs = [["class", `${cell.attrGet("class") ?? ""} is-short`.trim()]];
     group.push(token);
     if (token.level > 0 || token.nesting > 0) continue;
     const html = parser.renderer.render(group, parser.options, env);

@@ -293,7 +293,7 @@ function statusOf(run) {
   if (run.waitsFor === "loading")
     return [
       h("progress", { max: 100, value: run.loadedPercent ?? 0, "aria-label": "Model loaded" }),
-      `Loading ${run.message.model ?? "the model"}: ${loaded(run.loadedPercent)} …`,
+      `Loading ${run.message.model ?? "the model"}: ${loaded(run.loadedPercent)} … ${number(Math.floor((Date.now() - run.beganAt) / 1_000))} s`,
     ];
   if (run.waitsFor === "turn" && run.refusal)
     return [pulse, busy(run.refusal, Math.max(0, run.waitsUntil - Date.now())), toLive()];

@@ -155,17 +155,12 @@ export function openSettings(settings, info, onChange, preset = "", before = und
   reset.textContent = before ? "Undo the reset" : "Reset to defaults";
   const fresh = () => load({ ...structuredClone(DEFAULTS), system: draft.system }, "", structuredClone(draft));
   reset.onclick = () => (before ? load(before) : fresh());
-  byId("numbers", HTMLElement).replaceChildren(...fields(info).map((field) => numberField(field, draft, info, changed)));
+  const had = FIELDS.filter(({ name }) => name !== "logprobs" || (info?.capabilities.max_logprobs ?? -1) >= 0);
+  byId("numbers", HTMLElement).replaceChildren(...had.map((field) => numberField(field, draft, info, changed)));
   stops(draft, changed);
   schema(draft, changed);
   byId("schema-field", HTMLElement).hidden = !info?.capabilities.grammars?.includes("json_schema");
   if (!dialog.open) dialog.showModal();
-}
-
-/** Those that this server's engine has. @param {Info | undefined} info */
-function fields(info) {
-  const hasLogprobs = (info?.capabilities.max_logprobs ?? -1) >= 0;
-  return FIELDS.filter(({ name }) => name !== "logprobs" || hasLogprobs);
 }
 
 /** @returns {Record<string, any>} What people have kept under a name. */

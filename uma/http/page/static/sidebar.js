@@ -23,6 +23,8 @@ export class Sidebar {
     this.opener = byId("open-sidebar", HTMLButtonElement);
     this.scrim = byId("scrim", HTMLElement);
     this.narrow = matchMedia(NARROW);
+    /** The conversation that is shown. @type {string | undefined} */
+    this.current = undefined;
     this.opener.addEventListener("click", () => this.show(true));
     byId("close-sidebar", HTMLButtonElement).addEventListener("click", () => this.show(false));
     this.scrim.addEventListener("click", () => this.show(false));
@@ -81,6 +83,8 @@ export class Sidebar {
     }
     byId("no-conversations", HTMLElement).hidden = parts.length > 0;
     arrange(this.list, parts);
+    if (current !== this.current) this.list.querySelector(".entry:has([aria-current])")?.scrollIntoView({ block: "nearest" });
+    this.current = current;
   }
 
   /** A conversation's button, and the one for what can be done with it. @param {string} id */
