@@ -595,6 +595,8 @@ def test_a_chat_goes_on_with_another_of_several_models(folder: Path, home: Path)
         chat(server, home, *SHORT) as terminal,
     ):
         ask(terminal, "first question")
+        (models / "broken.gguf").write_text("this is no model")
+        tell(terminal, "/model broken", "is not a GGUF file")
         tell(terminal, "/model gamma", "model: 'gamma': model not found; there are alpha, beta, huge")
         tell(terminal, "/model hu", "--memory")
         assert re.search(r"huge takes about .*--memory \d+ is enough", re.sub(r"\s+", " ", terminal.text))

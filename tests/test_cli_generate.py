@@ -110,9 +110,16 @@ def test_the_model_is_loaded_here_where_it_is_asked_for(
     assert server.settled()["tokens_generated_total"] == before
 
 
-def test_another_model_than_the_server_has_is_loaded_here_and_that_is_said(at: tuple[str, str], tiny: Path) -> None:
+def test_another_model_than_the_server_has_is_loaded_here_and_that_is_said_unless_its_socket_was_named(
+    at: tuple[str, str], tiny: Path, socket_dir: Path
+) -> None:
     done = generate("hello", *at, "--model", str(tiny), "--max-tokens", "5")
-    assert done.returncode == 0
+    assert (done.returncode, f"not {tiny}; --local loads it here" in done.stderr.decode()) == (2, True)
+    usual = socket_dir / "uma" / "uma.sock"
+    usual.parent.mkdir(mode=0o700)
+    usual.symlink_to(at[1])
+    done = generate("hello", "--model", str(tiny), "--max-tokens", "5", XDG_RUNTIME_DIR=str(socket_dir))
+    assert done.returncode == 0, done.stderr
     assert f"not {tiny}: loading that here" in done.stderr.decode()
 
 

@@ -22,6 +22,7 @@ from hub_server import running_hub
 from harness import RunInProcessText, short_directory, until
 from models import write_encoder, write_model
 from uma.cli import main
+from uma.client import connect
 
 REPOSITORY = "someone/Tiny-8B-GGUF"
 PULLED = f"hf.co/{REPOSITORY}:Q4_K_M"
@@ -301,6 +302,20 @@ def test_the_metrics_of_several_models_are_their_sums_and_the_rates_of_all(serve
     assert hits >= 4 and misses >= 2
     assert of_all["uma_cache_hit_rate"] == pytest.approx(hits / (hits + misses), abs=1e-4)
     assert of_all["uma_kv_cells_share"] <= of_all["uma_kv_cells_total"]
+
+
+async def test_processes_of_models_are_neither_sessions_nor_servers_in_the_metrics(server: HttpServer) -> None:
+    for name in ("alpha", "beta.v1"):
+        assert complete(server, name).status == 200
+    text = server.ask("GET", "/metrics").body.decode()
+    assert "uma_active_sessions" not in text and "uma_sessions_total" not in text  # which are the socket's
+    helps = dict(line.removeprefix("# HELP uma_").split(" ", 1) for line in text.splitlines() if "# HELP uma_" in line)
+    assert not {name for name, help in helps.items() if not help.endswith(".")}
+    async with connect(server.process.socket) as client:
+        before = (await client.metrics())["sessions_total"]
+        async with connect(server.process.socket, model="alpha"):
+            metrics = await client.metrics()
+        assert (metrics["active_sessions"], metrics["sessions_total"]) == (2, before + 1)
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import time
 from collections.abc import Iterator, Mapping
@@ -21,7 +22,18 @@ from http_server import Answered, HttpServer, ServeModels, running_http
 from several import GREEDY, NAMES, PROMPT, children, taken_bytes
 from starlette.types import Message, Scope
 
-from harness import ONE_THREAD, Raw, RunInProcessText, ask, run_to_end, short_directory, uma_command, until
+from harness import (
+    ONE_THREAD,
+    PATIENCE_SEC,
+    Raw,
+    RunInProcessText,
+    ask,
+    clean_environ,
+    run_to_end,
+    short_directory,
+    uma_command,
+    until,
+)
 from models import write_large_cells, write_model
 from uma.client import connect, dialled
 from uma.config import RuntimeConfig
@@ -153,11 +165,12 @@ def test_counters_do_not_fall_when_a_model_leaves(server: HttpServer) -> None:
         kinds = {line.split()[2] for line in lines if line.startswith("# TYPE") and line.endswith((" counter", "gram"))}
         found = dict(line.rsplit(" ", 1) for line in lines if line[:1] != "#")
         whole = ("_bucket", "_count", "_sum")
-        names = kinds | {f"{kind}{end}" for kind in kinds for end in whole}
+        names = {*kinds, "uma_uptime_sec", *(f"{kind}{end}" for kind in kinds for end in whole)}
         return {name: float(value) for name, value in found.items() if name.partition("{")[0] in names}
 
     text_of(complete(server, "beta"))
     before = counters()
+    assert before["uma_uptime_sec"] > 0
     assert before["uma_tokens_generated_total"] >= GREEDY["max_tokens"]
     assert before['uma_ttft_ms_bucket{le="+Inf"}'] == before["uma_ttft_ms_count"] > 0
     server.ask("POST", "/models/unload", {"model": "beta"})
@@ -186,7 +199,7 @@ def test_a_process_that_stands_still_holds_up_nothing_else_and_is_loaded_anew(
         assert text_of(complete(server, "alpha")) == texts["alpha"]
         assert raw.last_of("a")["event"] == "eos"
         failed = stuck.result()
-    assert (failed.status, "the process of beta has ended" in failed.json["error"]["message"]) == (500, True)
+    assert (failed.status, "the process of beta has ended" in failed.json["error"]["message"]) == (503, True)
     server.process.log.wait_for("timeout: it did not answer for 10 s")
     assert text_of(complete(server, "beta")) == texts["beta"]
     assert not is_running(beta)
@@ -311,6 +324,30 @@ async def test_a_session_loads_unloads_and_pins_models_and_lists_them(serve_mode
     assert (done.returncode, done.stdout) == (0, "nothing changes: gamma-one was not pinned\n")
 
 
+def test_a_command_on_a_named_socket_has_the_server_s_answer_for_every_name(folder: Path) -> None:
+    with short_directory() as place:
+        models = place / "models"
+        models.mkdir()
+        shutil.copy(folder / "alpha.gguf", models)
+        environ = {"UMA_MODELS": str(models)}
+        with running_http(place, "--models", "all", **environ) as server:
+            shutil.copy(folder / "beta.gguf", models)
+            (models / "broken.gguf").write_text("this is no model")
+
+            def run(*arguments: str) -> tuple[int, str]:
+                at = ("--socket", str(server.process.socket))
+                done = run_to_end(*uma_command(*arguments, *at), environ=clean_environ(**environ))
+                return done.returncode, done.stderr
+
+            code, said = run("generate", "-m", "beta", "hi", "--max-tokens", "2")
+            assert (code, "loading that here" in said, statuses(server)["beta"]) == (0, False, "loaded")
+            for command in (("generate", "-m", "broken", "hi"), ("chat", "broken"), ("pin", "broken")):
+                code, said = run(*command)
+                assert (code, "broken.gguf: is not a GGUF file" in said) == (2, True), said
+            code, said = run("generate", "-m", str(folder / "gamma-one.gguf"), "hi")
+            assert (code, "--local loads it here" in said) == (2, True), said
+
+
 def test_a_client_waits_until_its_model_is_loaded_and_is_told_so(
     serve_models: ServeModels, texts: Mapping[str, str]
 ) -> None:
@@ -361,6 +398,27 @@ def test_a_killed_process_ends_its_own_requests_alone_and_comes_back(
         assert (error["event"], error["code"]) == ("error", "E_RUNTIME_INTERNAL")
         assert "beta" in error["message"]
         assert other.last_of("o")["event"] == "eos"
+    assert text_of(complete(server, "beta")) == texts["beta"]
+
+
+async def test_a_request_of_a_process_that_ends_before_it_answers_is_worth_asking_again(
+    serve_models: ServeModels, texts: Mapping[str, str]
+) -> None:
+    server = serve_models()
+    text_of(complete(server, "beta"))
+    (beta,) = children(server.process.pid)
+    os.kill(beta, signal.SIGSTOP)  # as one that is ended and does not know it yet
+    async with connect(server.process.socket, loads=False) as client:
+        with server.connect() as raw:
+            raw.send("POST", "/v1/completions", {"model": "beta", "prompt": PROMPT, **GREEDY})
+            with trio.fail_after(PATIENCE_SEC):
+                while not any(model.running for model in await client.models()):
+                    pass  # each question is a whole round trip
+            os.kill(beta, signal.SIGKILL)
+            answer = await trio.to_thread.run_sync(raw.answer)
+    assert (answer.status, answer.json["error"]["code"]) == (503, "service_unavailable")
+    assert int(answer.headers["retry-after"]) >= 1
+    assert "the process of beta has ended" in answer.json["error"]["message"]
     assert text_of(complete(server, "beta")) == texts["beta"]
 
 

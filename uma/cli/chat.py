@@ -25,8 +25,18 @@ from uma.cli.source import Bond, Opened, listed, open_source, told_progress
 from uma.cli.terminal import TextOutput
 from uma.cli.trio_run import Interrupts, run
 from uma.cli.view import DROPPED, PROMPT, ChatView, PlainLines, PlainView
+from uma.client import connect
 from uma.config import Loaded, nearest
-from uma.errors import BadRequest, ConnectionLost, IdleTimeout, ModelError, PromptTooLarge, ShuttingDown, UmaError
+from uma.errors import (
+    BadRequest,
+    ConnectionLost,
+    IdleTimeout,
+    ModelError,
+    PromptTooLarge,
+    ShuttingDown,
+    UmaError,
+    UnknownModel,
+)
 from uma.models.names import NONE_HERE, adapter_in, one_meant, with_adapter, without_adapter
 from uma.types import CHAT_SAMPLING, Finished, ReasoningDelta, Request, SamplingParams, ServerInfo, Token, Truncation
 
@@ -401,7 +411,7 @@ class Chat:
                 self.view.complain(f"{name}: model not found; this server has one model")
                 return
             base, plus, adapter = name.partition("+")
-            base = one_meant(base, {model: (model,) for model in several})
+            base = await self._meant(base, several)
             told = None if self.opened is None else await listed(self.opened.source, base)
             if told is not None and not told.fits:
                 self.view.complain(told.failure)
@@ -415,6 +425,16 @@ class Chat:
         else:
             self.bond, self.model = Bond(None), None
             self.view.tell("The next question goes to whatever model the server has.")
+
+    async def _meant(self, asked: str, several: Sequence[str]) -> str:
+        """What a server of these models calls one. Of one that has come since, or is broken, the server tells. Raises
+        what it says.
+        """
+        try:
+            return one_meant(asked, {model: (model,) for model in several})
+        except UnknownModel:
+            async with connect(self.loaded.config.socket, model=asked, loads=False, waits=False):
+                return asked
 
     def _load_here(self, name: str) -> None:
         """Have another model loaded in this process, from the next question on. Raises `ModelError`."""

@@ -30,7 +30,7 @@ from uma.cli.trio_run import Interrupts
 from uma.client import PAUSED, Client, connect
 from uma.config import BUILTIN, LOG, SERVER_ONLY, Loaded, RuntimeConfig, settings
 from uma.contracts.explaining import WAITS_FOR
-from uma.errors import ConnectionLost, UmaError, UnknownModel
+from uma.errors import BadRequest, ConnectionLost, ModelError, UmaError, UnknownModel
 from uma.models.names import meant, one_meant, with_adapter, without_adapter
 from uma.types import ListedModel, LoadProgress, ModelInfo, ServerInfo, Source
 
@@ -82,11 +82,11 @@ async def open_source(
     """A source for `loaded`; `say` gets a line where a choice was made that the caller does not expect.
 
     With `local` no server answers; with a `bond` nothing but a server with that model will do. A socket that was
-    named must have a server; only the usual place falls back to loading the model here. Where none is named that is
-    the one that the server has, or without a server the one that `uma run` would have. A server that is loading its
-    model is waited for. While a model is being loaded here, a signal ends the process at once, unless the caller stops
-    the load by it. Raises `ConnectionLost` where a server is missing or cannot be used, `OtherModel` where the bond's
-    model is gone from it, `ModelError` where loading fails.
+    named must have a server with the model; only the usual place falls back to loading it here. Where none is named
+    that is the one that the server has, or without a server the one that `uma run` would have. A server that is loading
+    its model is waited for. While a model is being loaded here, a signal ends the process at once, unless the caller
+    stops the load by it. Raises `ConnectionLost` where a server is missing or cannot be used, `OtherModel` where the
+    bond's model is gone from it, `ModelError` where loading fails.
     """
     asked = loaded.config.model
     base = without_adapter(asked, [adapter.name for adapter in loaded.config.adapters])
@@ -196,6 +196,10 @@ async def _found(
         if bond is not None or is_meant:
             await stack.enter_async_context(attempt.pop_all())
             return client
+        if loaded.origins["socket"] != "default":
+            raise ModelError(
+                f"{socket}: the server has {_has(client.info)}, not {loaded.config.model}; --local loads it here"
+            )
         say(f"the server has {_has(client.info)}, not {loaded.config.model}: loading that here")
     return loaded.config
 
@@ -279,8 +283,11 @@ async def _session(
         return await connected(stack, socket, say, model=None if bond is None else bond.name), True
     async with AsyncExitStack() as first:
         client = await connected(first, socket, say, loads=False)
-        name = _meant_of(await client.models(), loaded, bound_to) if client.info.models else None
+        name = _meant_of(await client.models(reload=True), loaded, bound_to) if client.info.models else None
         if name is None:
+            if client.info.models and bound_to is None and not _is_there(loaded.config.model):
+                with suppress(BadRequest):  # it has none of that name
+                    return await connected(stack, socket, say, model=loaded.config.model), True
             await stack.enter_async_context(first.pop_all())
             is_meant = client.info.model == bound_to if bound_to else _has_the_model(client.info, loaded)
             return client, is_meant and not client.info.models
@@ -295,7 +302,7 @@ def _meant_of(models: Sequence[ListedModel], loaded: Loaded, bound_to: ModelInfo
     if bound_to is not None:
         found = (model for model in models if model.path == bound_to.path)
         return next((with_adapter(model.name, asked, model.adapters) for model in found), None)
-    if not os.path.exists(Path(asked).expanduser()):
+    if not _is_there(asked):
         adapters = {model.name: model.adapters for model in models}
         with suppress(UnknownModel):
             called = one_meant(asked, {model.name: (model.name, *model.aliases) for model in models}, adapters)
@@ -303,6 +310,10 @@ def _meant_of(models: Sequence[ListedModel], loaded: Loaded, bound_to: ModelInfo
     names = [name for model in models for name in (model.name, *model.aliases)]
     path = catalog.resolve(asked, os.environ, names).path
     return next((model.name for model in models if _is_same(Path(model.path), path)), None)
+
+
+def _is_there(path: str) -> bool:
+    return os.path.exists(Path(path).expanduser())
 
 
 def _is_same(path: Path, other: Path) -> bool:
@@ -373,7 +384,7 @@ def _has_the_model(info: ServerInfo, loaded: Loaded) -> bool:
     from uma.models import catalog  # noqa: PLC0415  (slow to import, and seldom needed with a server)
 
     asked = without_adapter(loaded.config.model, info.capabilities.adapters)
-    if not os.path.exists(Path(asked).expanduser()) and meant(asked, {info.model: (info.model.name, info.model.title)}):
+    if not _is_there(asked) and meant(asked, {info.model: (info.model.name, info.model.title)}):
         return True
     wanted = catalog.resolve(asked, os.environ)
     if wanted.is_builtin or info.model.is_builtin:

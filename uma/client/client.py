@@ -20,7 +20,7 @@ import trio
 
 from uma.client.parts import errors_moved, halves, joined_embeddings, joined_ranking
 from uma.client.stream import Stream
-from uma.errors import ConnectionLost, Ended, FrameTooLarge, InternalError, UmaError, from_code
+from uma.errors import ConnectionLost, Ended, FrameTooLarge, InternalError, Loading, UmaError, from_code
 from uma.net.client import CLIENT, ORIGIN, OWNER, with_span
 from uma.net.inline import MAX_FRAME_BYTES
 from uma.net.link import Link, ReaderStalledError
@@ -93,6 +93,8 @@ from uma.wrong import Wrong
 _log = logging.getLogger("uma.client")
 PAUSED = "the server is paused: nothing is computed; `uma resume` has it go on"
 """Sentence about a server whose `metrics` have `paused_sec`."""
+LOST_RETRY_MS = 1000
+"""Time after which a request is worth to be asked again that a model's process has ended with."""
 E = TypeVar("E")
 
 
@@ -386,13 +388,16 @@ class Client:
                 ConnectionLost(f"{self._where}: the session is over ({self._failure.message}); connect again")
             )
 
-    def _told(self, failure: UmaError) -> UmaError:
-        """What callers get where the session ends so: of a process of ours they know no more than that it is gone."""
+    def _told(self, failure: UmaError, *, is_begun: bool = False) -> UmaError:
+        """What callers get where the session ends so: of a process of ours they know no more than that it is gone, and
+        where no answer had begun that the same request works later.
+        """
         if not self._is_shared or not isinstance(failure, ConnectionLost):
             return failure
-        return InternalError(
-            f"the process of {self._where} has ended, and this request with it; the next one loads it again"
-        )
+        ended = f"the process of {self._where} has ended, and this request with it"
+        if is_begun:
+            return InternalError(f"{ended}; the next one loads it again")
+        return Loading(f"{ended}, before its answer began; ask again, which loads it", retry_after_ms=LOST_RETRY_MS)
 
     # What comes in.
 
@@ -494,7 +499,7 @@ class Client:
         if self._failure is None:
             self._failure = error
         for stream in self._streams.values():
-            stream.fail(self._told(self._failure))
+            stream.fail(self._told(self._failure, is_begun=stream.is_begun))
         for question in self._questions.values():
             question.resolve(self._told(self._failure))
         self._streams.clear()

@@ -42,6 +42,8 @@ class Stream:
     """See `types.EventStream.ignored`. A server tells it with the last event's warnings."""
     _events: deque[Event] = attrs.field(factory=deque, init=False)
     _error: UmaError | None = attrs.field(default=None, init=False)
+    is_begun: bool = attrs.field(default=False, init=False)
+    """Whether an event has come."""
     is_over: bool = attrs.field(default=False, init=False)
     """Whether the server has said its last word on it."""
     is_left: bool = attrs.field(default=False, init=False)
@@ -110,6 +112,7 @@ class Stream:
 
     def put(self, event: Event) -> None:
         """Hand an event to the caller. What the tap raises comes through: then `give_up` has to follow."""
+        self.is_begun = True
         if self.shown_id is not None:
             event = attrs.evolve(event, id=self.shown_id)
         if self.tap is not None and type(event) is Token and not self._events and self.tap(event):

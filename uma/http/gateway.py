@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -142,6 +143,7 @@ class Gateway:
     """The source, where it is several models."""
     _of_one: RuntimeConfig | None = attrs.field(default=None, init=False)
     """The settings for one of them, whose own card has its sampling figures."""
+    began_sec: float = attrs.field(factory=time.monotonic, init=False)
     connections_total: int = 0
     """Connections accepted since the start, refused ones not included."""
     connections_refused_total: int = 0

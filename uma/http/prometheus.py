@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,6 +16,8 @@ LLAMA_SERVERS = "llamacpp:"
 
 def exposition(snapshot: Mapping[str, Any], gateway: Gateway) -> str:
     """The text of `/metrics`, each family with its HELP and TYPE."""
+    own = {"uptime_sec": round(time.monotonic() - gateway.began_sec, 3)}
+    snapshot = own | dict(snapshot)  # a server's that is behind a gateway is the server's
     return "\n".join([*_families(snapshot), *_http(gateway), *_llama_servers(snapshot)]) + "\n"
 
 

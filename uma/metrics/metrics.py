@@ -15,9 +15,9 @@ from uma.metrics.histogram import MS_BOUNDS, SIZE_BOUNDS, Histogram
 EWMA_WEIGHT = 0.1
 """Weight of the newest tick in `decode_ms_ewma`."""
 
-FigureKind = Literal["counter", "gauge", "level", "histogram"]
-"""Counters grow since the start, gauges are of now. A level is a gauge of which several models have the largest, where
-those of the others are sums."""
+FigureKind = Literal["counter", "gauge", "level", "least", "histogram"]
+"""Counters grow since the start, gauges are of now. Several models have their sum, but of a level the largest, and of a
+least the smallest that is not 0."""
 
 
 def _figure(kind: FigureKind, text: str, default: Any = 0) -> Any:
@@ -110,7 +110,7 @@ class EngineMetrics:
     active_sequences: int = _gauge("Requests that have a slot.")
     queued_requests: int = _gauge("Requests that wait for a slot.")
     paused_sec: float = _level("Seconds for which nothing is computed yet, as `uma pause` has asked.")
-    gpu_free_bytes: int = _level("Bytes that are free on the fullest GPU; 0 where there is none.", 0)
+    gpu_free_bytes: int = _figure("least", "Bytes that are free on the fullest GPU; 0 where there is none.")
     kv_cells_used: int = _gauge("KV cells in use.")
     kv_cells_total: int = _gauge("KV cells there are.")
     kv_cells_share: int = _level("KV cells that one request can have.", 0)
@@ -167,7 +167,14 @@ _FIGURES: dict[str, tuple[FigureKind, str]] = {
     for cls in (EngineMetrics, CacheMetrics)
     for field in attrs.fields(cls)
     if field.metadata
-} | {"cache_hit_rate": ("level", "Share of requests that found a part of their prompt in the cache, 0 to 1.")}
+} | {
+    "cache_hit_rate": ("level", "Share of requests that found a part of their prompt in the cache, 0 to 1."),
+    "uptime_sec": ("level", "Seconds since the server started."),
+    "active_sessions": ("gauge", "Sessions of clients that are open on the socket."),
+    "sessions_total": ("counter", "Sessions accepted on the socket."),
+    "sessions_refused_total": ("counter", "Sessions refused for their number, or because the server was stopping."),
+    "memory_budget_bytes": ("level", "Bytes that all models together can take."),
+}
 _FIGURES |= {
     f"{name}_last": ("level", f"{text.removesuffix('.')}: the last.")
     for name, (kind, text) in _FIGURES.items()
@@ -176,7 +183,7 @@ _FIGURES |= {
 
 
 def kind_of(name: str) -> FigureKind:
-    """The kind of a snapshot's figure; one that is not defined here is a server's own, or another version's."""
+    """The kind of a snapshot's figure; one that is not defined here is another version's."""
     kind, _ = _FIGURES.get(name, ("counter" if name.endswith("_total") else "gauge", ""))
     return kind
 

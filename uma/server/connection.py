@@ -158,19 +158,23 @@ class ConnectionHost:
     async def metrics(self) -> Mapping[str, Any]:
         """The engine's snapshot with the server's own figures. Never waits for compute.
 
-        What was refused here is counted with what the engine refused: a client knows no difference.
+        What was refused here is counted with what the engine refused: a client knows no difference. A process of one
+        model among several is no server to clients, so it has no figures of one.
         """
         snapshot = await self.engine.metrics()
-        return {
+        snapshot = {
             **snapshot,
             "requests_total": snapshot["requests_total"] + self.requests_refused_total,
             "requests_rejected": snapshot["requests_rejected"] + self.requests_refused_total,
             "requests_overloaded": snapshot["requests_overloaded"] + self.requests_queue_full_total,
+        }
+        own = {
             "uptime_sec": round(time.monotonic() - self._began_sec, 3),
             "active_sessions": len(self._connections),
             "sessions_total": self.sessions_total,
             "sessions_refused_total": self.sessions_refused_total,
         }
+        return snapshot if self.is_child else {**snapshot, **own}
 
     def note_refused(self, code: str) -> None:
         """Count a request that a session refused with the error `code`. A hello is none."""

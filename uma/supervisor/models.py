@@ -801,7 +801,14 @@ def _add(total: dict[str, Any], figures: Mapping[str, Any]) -> None:
             of_all = known or {}
             total[name] = {bound: count + of_all.get(bound, 0) for bound, count in value.items()}
         elif isinstance(value, int | float) and isinstance(known, int | float):
-            total[name] = max(known, value) if kind_of(name) == "level" else known + value
+            total[name] = _TOGETHER.get(kind_of(name), sum)([known, value])
+
+
+_TOGETHER: Mapping[str, Callable[[list[float]], float]] = {
+    "level": max,
+    "least": lambda values: min(filter(None, values), default=0),
+}
+"""How figures of a kind that have no sum are added."""
 
 
 def _only_grows(name: str) -> bool:
