@@ -24,9 +24,10 @@ from hypothesis import strategies as st
 
 from uma.config import RuntimeConfig
 from uma.errors import ConfigError
+from uma.net.logfmt import LogEvent
 from uma.server import socketfile
 from uma.server.clock import IdleClock
-from uma.server.logs import LineHandler, json_line, log, logfmt, logging_to
+from uma.server.logs import LineHandler, json_line, log, logfmt, logging_to, short_line
 
 # The idle clock
 
@@ -116,6 +117,31 @@ def test_debug_lines_are_shown_with_uma_debug(tmp_path: Path, environ: dict[str,
         log(logging.getLogger("uma.engine"), logging.INFO, "shown", rows=3)
     assert ("event=tick rows=3" in path.read_text()) is is_shown
     assert "info uma.engine event=shown rows=3" in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("event", "fields", "line"),
+    [
+        (
+            "http.failed",
+            {"path": "/v1/chat/completions", "status": 404},
+            "chat/completions 404 model: 'nosuch': not found",
+        ),
+        ("request.failed", {"code": "E_PROTO_BAD_REQUEST"}, "socket model: 'nosuch': not found"),
+        ("http.failed", {"path": "/v1/x", "status": 500}, "warning: model: 'nosuch': not found; there are a"),
+        ("request.failed", {"code": "E_RUNTIME"}, "warning: model: 'nosuch': not found; there are a"),
+    ],
+)
+def test_a_client_s_own_error_is_one_short_line_on_a_terminal(event: str, fields: dict[str, Any], line: str) -> None:
+    def told(message: str) -> str:
+        record = logging.makeLogRecord({"levelno": logging.WARNING, "levelname": "WARNING"})
+        record.msg = LogEvent({"event": event, "code": "E", **fields, "message": message})
+        return short_line(record, {})[len("12:00 ") :]
+
+    assert told("model: 'nosuch': not found; there are a").startswith(line)
+    if not line.startswith("warning"):
+        assert told("model: 'nosuch': not found; there are a, b") == line
+        assert len(told("word " * 90)) <= 74
 
 
 def test_a_terminal_shows_what_was_answered_where_to_ask_and_nothing_that_only_looked() -> None:

@@ -259,7 +259,8 @@ class _Endpoint:
 async def _fail(http: Exchange, error: UmaError) -> None:
     problem = http.problem(error)
     level = logging.INFO if problem.kind == "loading" else logging.WARNING  # whoever polls `/health` asks many times
-    http.lines.log(logger, level, "http.failed", request=http.id, code=error.code, message=error.message)
+    asked = {"path": http.path, "status": problem.status}
+    http.lines.log(logger, level, "http.failed", request=http.id, **asked, code=error.code, message=error.message)
     if not http.is_started:
         await http.fail(dialect_of(http), problem)
     elif http.streamed is not None:

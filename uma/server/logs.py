@@ -71,11 +71,18 @@ def short_line(record: logging.LogRecord, more: Mapping[str, Any]) -> str:
     """
     fields = dict(record.msg.fields) if isinstance(record.msg, LogEvent) else {}
     event = fields.pop("event", "")
-    told = _answered(event, fields) if event in ("http.request", "request.finished") else _told(record, event, fields)
+    if event in ("http.request", "request.finished"):
+        told = _answered(event, fields)
+    elif fields.get("status", 500) < 500 or fields.get("code", "").startswith(OF_CLIENTS):
+        told = _refused(fields)
+    else:
+        told = _told(record, event, fields)
     told = " ".join(filter(None, [told, logfmt({**_traceback(record), **more})])) if told else ""
     return f"{datetime.fromtimestamp(record.created):%H:%M} {visible(told)}" if told else ""
 
 
+OF_CLIENTS = ("E_PROTO_", "E_LIMIT_")
+"""Beginnings of the codes of errors on the socket that are the client's own."""
 SHOWN_BELOW = frozenset({"server.ready", "http.ready", "server.draining", "server.stopped", "http.stopped", "signal"})
 """Events of the server's life, which a terminal shows below its lines or in what is said at the start."""
 SENTENCES = {
@@ -102,12 +109,24 @@ def _told(record: logging.LogRecord, event: str, fields: dict[str, Any]) -> str:
     return "" if event in SHOWN_BELOW else f"{level}{fields.get('message') or f'{name} {logfmt(fields)}'.rstrip()}"
 
 
+def _refused(fields: dict[str, Any]) -> str:
+    """A client's own error: its status, and the first part of its message in what a line has columns for."""
+    message = " ".join(str(fields.get("message", "")).partition("; ")[0].split())
+    told = " ".join(filter(None, [_path_words(fields), str(fields.get("status", "")), message]))
+    return told if len(told) <= REFUSED_CHARS else f"{told[: REFUSED_CHARS - 1]}…"
+
+
+def _path_words(fields: dict[str, Any]) -> str:
+    path = fields.get("path", "")
+    return path.removeprefix("/v1").removeprefix("/api").strip("/") or "socket"
+
+
 def _answered(event: str, fields: dict[str, Any]) -> str:
     """An answer's tokens and speed. Failures have a line of their own, and of what only looks there is none."""
     path, status = fields.get("path", ""), fields.get("status", 200)
     if path.startswith("/ui/") or status >= 400 or fields.get("method") in ("GET", "HEAD", "OPTIONS"):
         return ""
-    what = path.removeprefix("/v1").removeprefix("/api").strip("/") or "socket"
+    what = _path_words(fields)
     what += f" {fields['model']}" if fields.get("model") else ""
     if "completion" not in fields:
         return f"{what} in {fields.get('ms', 0) / 1000:.1f} s"
@@ -181,6 +200,8 @@ class TerminalHandler(LineHandler):
         super().close()
 
 
+REFUSED_CHARS = 74
+"""Maximum characters of a refusal, which with its time are a line of a usual terminal."""
 ERASE_LINE = "\r\x1b[2K"
 COLUMNS = 80
 """Width of a terminal that does not tell its own."""
