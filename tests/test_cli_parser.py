@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from harness import RunInProcess, ServerProcess, run_to_end, uma_command
 from uma.cli import main
 from uma.cli.options import SAMPLING_HELP, load_settings, sampling_of
-from uma.cli.parser import COMMANDS, GROUPS, CommandParser, build_parser
+from uma.cli.parser import COMMANDS, EXAMPLES, GROUPS, CommandParser, build_parser
 from uma.config import SERVER_ONLY, Setting, settings
 from uma.errors import ConfigError
 from uma.http.address import Address
@@ -92,11 +93,23 @@ def test_help_has_a_command_s_own_options_and_some_settings_and_help_all_the_res
         assert left.value.code == 0
         texts.append(capsys.readouterr().out)
     generate, short, whole = texts
-    assert len(generate.splitlines()) <= 62 and len(short.splitlines()) <= 45
+    assert len(generate.splitlines()) <= 72 and len(short.splitlines()) <= 53
+    for default in ("chosen from the model", "this machine's cores", "all", "64", "the model's own, else 0.7", "drawn"):
+        assert f"(default: {default})" in " ".join(short.split())
+    assert "(default: none)" not in short.partition("sampling:")[2]
     for told in ("--system", "--model", "--n-ctx", "--temperature", "--help-all"):
         assert told in short
     assert "--kv-unified" not in short and "--kv-unified" in whole
     assert max(map(len, build_parser().format_help().splitlines())) <= 80
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_examples_at_the_foot_of_a_command_s_help_are_commands(name: str) -> None:
+    for example in EXAMPLES[name]:
+        assert f"  {example}\n" in command(name).format_help()
+        words = shlex.split(re.split(r"  | <", example)[0])
+        assert words[:2] == ["uma", name]
+        assert build_parser().parse_args(words[1:]).command == name
 
 
 def test_each_command_is_in_one_group_of_the_help() -> None:

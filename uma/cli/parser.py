@@ -84,13 +84,25 @@ COMMON = frozenset(
 """Settings and sampling parameters that `--help` tells of, where a command has them; `--help-all` tells of all."""
 
 
+EXAMPLES = {
+    "run": ("uma run builtin", "uma run --http --memory 8000    all models here, over HTTP too"),
+    "chat": ("uma chat builtin", 'uma chat --system "Answer in one sentence." --temperature 0.2'),
+    "generate": (
+        'uma generate "Tell me a story about a fox"',
+        'uma generate "Summarise this:" < notes.txt',
+        'uma generate --choice yes --choice no "Is a whale a fish?"',
+    ),
+}
+"""Lines at the foot of a command's help."""
+
+
 class Formatter(argparse.HelpFormatter):
     """Fills paragraphs to the terminal's width, and wraps what is said in a table's rows within its column."""
 
     left_out: frozenset[argparse.Action] = frozenset()
     """Options that are not told of."""
     brief: frozenset[argparse.Action] = frozenset()
-    """Options, those of named groups, of which what they are is told, and no more."""
+    """Options, those of named groups, of which only what they are is told, and the default of a setting."""
     unsaid: frozenset[str | None] = frozenset()
     """Paragraphs that are left out."""
 
@@ -101,7 +113,14 @@ class Formatter(argparse.HelpFormatter):
 
     def _expand_help(self, action: argparse.Action) -> str:
         text = super()._expand_help(action)
-        return re.split(r" \(|[;,] ", text, maxsplit=1)[0] if action in self.brief else text
+        if action not in self.brief:
+            return text
+        what, default = re.split(r" \(|[;,] ", text, maxsplit=1)[0], text.rpartition("default: ")[2].rstrip(")")
+        # Of `0: this machine's cores` the meaning is told, not the number.
+        meaning = re.search(rf"[;,] {re.escape(default)}: ([^;,(]+)", text)
+        default = meaning[1].strip() if meaning else default.partition(";")[0]
+        is_telling = action.dest.startswith(("setting_", "sampling_")) and default not in ("", "none")
+        return f"{what} (default: {default})" if is_telling else what
 
     def add_text(self, text: str | None) -> None:
         """Add a paragraph as argparse does, unless it is left out."""
@@ -824,6 +843,8 @@ def build_parser() -> CommandParser:
                 f"--help-all tells {n_rare} more settings, all defaults, and how variables and a file set them. "
                 f"{made.epilog}"
             )
+        if command.name in EXAMPLES:
+            made.epilog = "\n  ".join(["examples:", *EXAMPLES[command.name]]) + f"\n\n{made.epilog}"
         made.siblings = siblings
         siblings[command.name] = made
     parser.siblings = siblings
