@@ -175,6 +175,25 @@ def test_a_preset_that_is_saved_changes_nothing_and_a_reset_can_be_undone(here: 
     expect(answers).to_have_value("2")
 
 
+def test_a_system_prompt_can_be_that_of_new_chats(here: Visitor) -> None:
+    page = here.visit().page
+    settings = page.get_by_role("button", name="Settings", exact=True)
+    system, is_kept = page.get_by_label("System prompt", exact=True), page.get_by_label("For new chats too")
+    settings.click()
+    system.fill("You are a")
+    is_kept.check()
+    system.fill("You are a fox.")
+    page.keyboard.press("Escape")
+    here.visit()
+    for value in ("You are a fox.", ""):
+        page.get_by_role("button", name="New chat", exact=True).click()
+        settings.click()
+        expect(system).to_have_value(value)
+        expect(is_kept).to_be_checked(checked=bool(value))
+        is_kept.uncheck()
+        page.keyboard.press("Escape")
+
+
 def test_presets_several_answers_and_a_schema_reach_the_server(here: Visitor) -> None:
     page = here.visit().page
     page.get_by_role("button", name="Settings", exact=True).click()
@@ -221,9 +240,10 @@ def test_presets_several_answers_and_a_schema_reach_the_server(here: Visitor) ->
     # What is for this conversation, and what for new ones too, is said and so.
     page.get_by_role("button", name="New chat", exact=True).click()
     page.get_by_role("button", name="Settings", exact=True).click()
-    expect(page.locator("#system-help")).to_contain_text("For this conversation only")
     expect(page.locator(".scope")).to_have_text("The settings below apply to this conversation and to new ones.")
-    expect(page.get_by_label("System prompt", exact=True)).to_have_value("")
+    system, is_kept = page.get_by_label("System prompt", exact=True), page.get_by_label("For new chats too")
+    expect(system).to_have_value("")
+    expect(is_kept).not_to_be_checked()
     expect(page.get_by_label("Answers at once")).to_have_value("2")
     below = "each => each.compareDocumentPosition(document.querySelector('#set-temperature'))"
     assert page.locator(".scope").evaluate(below) & 4  # it follows

@@ -286,7 +286,12 @@ def test_what_a_finger_touches_is_large_enough_and_enter_begins_a_line(
     assert page.locator("#sidebar button").evaluate_all(small) == []
     page.locator("#close-sidebar").tap()
     page.locator("#chips").tap()
-    assert page.locator(".sheet :is(button, select, input:not([type=radio]), .choice)").evaluate_all(small) == []
+    assert (
+        page.locator(".sheet :is(button, select, input:not([type=radio], [type=checkbox]), .choice)").evaluate_all(
+            small
+        )
+        == []
+    )
     page.get_by_role("button", name="Close").tap()
     check_toast(page)
     assert one.problems == []

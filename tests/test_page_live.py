@@ -305,7 +305,7 @@ def check_tiles(tiles: dict[str, list[str]], figures: dict[str, Any], metrics: d
     for tile, name in (("First token", "first_token_ms"), ("Between tokens", "between_tokens_ms")):
         value, unit, note = tiles[tile]
         if figures[name] is None:
-            assert tiles[tile] == [NO_FIGURE, "", "too few yet"]
+            assert tiles[tile] == [NO_FIGURE, "", "none yet"]
             continue
         if (count := figures[name]["count"]) < FEW:
             assert note == f"the last of {count}"

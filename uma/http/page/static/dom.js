@@ -105,13 +105,7 @@ export function announce(text) {
   setTimeout(() => line.remove(), SAID_FOR_MS);
 }
 
-/**
- * A short notice below what is shown, with a place of its own, so that it lies on no words and on no button; with at
- * most one thing to do about it. It takes the place of an earlier one of its topic.
- *
- * @param {string} text
- * @param {{label: string, run: () => void}} [action]
- */
+/** A short notice below what is shown, with a place of its own, so that it lies on no words and on no button; with at most one thing to do about it. It takes the place of an earlier one of its topic. @param {string} text @param {{label: string, run: () => void}} [action] */
 export function toast(text, action, topic = text) {
   clearToasts(topic);
   const box = h("div", { class: "toast", "data-action": action?.label, "data-topic": topic }, h("span", {}, text));

@@ -39,12 +39,7 @@ const WRONG_SETTING = "The server does not accept one of the settings. Correct i
 const BLIND = "This model cannot see pictures, and the conversation has some. Choose a model that can, edit the question to remove them, or start a new chat.";
 const WRONG_CHAT = "The model does not accept this conversation. Edit the question, or start a new chat.";
 
-/**
- * @param {Failure} failure
- * @param {boolean} isOutgrown Most of what the model was given stands before the question.
- * @returns {{words: string, detail: string, isFull?: boolean, isTooLong?: boolean}} `detail` is empty where `words` are
- *   all there is; full: a shorter question does not help; too long: nothing else does.
- */
+/** @param {Failure} failure @param {boolean} isOutgrown Most of what the model was given stands before the question. @returns {{words: string, detail: string, isFull?: boolean, isTooLong?: boolean}} `detail` is empty where `words` are all there is; full: a shorter question does not help; too long: nothing else does. */
 export function explain({ code, message, retry_after_ms: retry }, isOutgrown) {
   if (code === "gone" || code === "unreachable") return { words: message, detail: "" };
   if (WORDS[code] === TOO_LONG && isOutgrown) return { words: FULL, detail: message, isFull: true };

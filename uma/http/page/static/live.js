@@ -212,7 +212,7 @@ export class LiveView {
 
   /** @param {Tile} tile @param {Percentiles | null} times */
   showPercentiles(tile, times) {
-    if (times === null) return tile.show(NONE, "", "too few yet");
+    if (times === null) return tile.show(NONE, "", this.info()?.models ? "too few yet" : "none yet");
     const { count, last, p50, p95, p99 } = times;
     const all = this.info()?.models ? ", all models" : "";
     if (p50 === null) return tile.show(...split(about(last)), `the last of ${number(count)}`);

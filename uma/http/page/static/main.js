@@ -11,7 +11,7 @@ import { Palette } from "./palette.js";
 import { Picker } from "./picker.js";
 import { exportJson, exportMarkdown, ImportError, importJson } from "./reading.js";
 import { find, wordsOf } from "./search.js";
-import { DEFAULTS, openSettings, readSettings, summary } from "./settings.js";
+import { DEFAULTS, openSettings, readSettings, summary, SYSTEM_KEY } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
 
 /** Shares of the context from which a conversation's is told, and from which it counts as nearly full. */
@@ -41,11 +41,12 @@ let isRouted = false;
 
 /** The settings that were chosen last, for new conversations. @returns {Settings} */
 function defaults() {
+  const fresh = { ...structuredClone(DEFAULTS), system: kept(SYSTEM_KEY) ?? "" };
   try {
     const last = JSON.parse(kept(SETTINGS_KEY) ?? "null");
-    return last?.sampling ? { ...readSettings(last), system: "" } : structuredClone(DEFAULTS);
+    return last?.sampling ? { ...readSettings(last), system: fresh.system } : fresh;
   } catch {
-    return structuredClone(DEFAULTS);
+    return fresh;
   }
 }
 

@@ -7,6 +7,8 @@ import { keep, kept } from "./local.js";
 export const DEFAULTS = { system: "", priority: 1, sampling: {}, reasoning: "auto", truncation: "off" };
 
 const MAX_STOPS = 16;
+/** Where the system prompt of new chats is kept. */
+export const SYSTEM_KEY = "uma.system";
 const PRESETS_KEY = "uma.presets";
 /** What a server tells at most, where it is not known yet. */
 const MAX_LOGPROBS = 20;
@@ -144,8 +146,12 @@ export function openSettings(settings, info, onChange, preset = "", before = und
   };
   const system = byId("system", HTMLTextAreaElement);
   system.value = draft.system;
+  const isKept = byId("system-kept", HTMLInputElement);
+  isKept.checked = kept(SYSTEM_KEY) === draft.system;
+  isKept.onchange = () => keep(SYSTEM_KEY, isKept.checked ? draft.system : null);
   system.oninput = () => {
     draft.system = system.value;
+    if (isKept.checked) keep(SYSTEM_KEY, draft.system);
     changed();
   };
   presets(preset, draft, info, load);
