@@ -306,22 +306,39 @@ async def test_a_file_that_was_replaced_is_loaded_for_the_next_request_and_a_del
             async with models.using("alpha") as source:
                 write_model(place / "new.gguf", seed=1).replace(path)
                 assert await text(source) == texts["alpha"]
-                async with trio.open_nursery() as nursery:
-                    found: list[str] = []
-
-                    async def ask() -> None:
-                        found.append(await text(models, "alpha"))
-
-                    nursery.start_soon(ask)
-                    await until(lambda: models.find("alpha").state == "leaving")
-                    assert await text(source) == texts["alpha"]  # what had begun
-                    nursery.cancel_scope.cancel()
+                await models.pin("alpha")
+                assert await text(models, "alpha") == texts["beta"]
+                assert await text(source) == texts["alpha"]  # what had begun
+                assert len(children(os.getpid()) - others) == 2
+            await until(lambda: len(children(os.getpid()) - others) == 1)
+            assert models.find("alpha").is_pinned
             assert await text(models, "alpha") == texts["beta"]
+            await models.pin("alpha", is_pinned=False)
             path.unlink()
             with pytest.raises(UnknownModel, match=r"file of alpha is gone: .*alpha\.gguf"):
                 await text(models, "alpha")
             assert [each.name for each in models.listed()] == ["builtin"]
             await until(lambda: children(os.getpid()) <= others)
+
+
+async def test_a_file_that_was_replaced_waits_for_the_old_one_where_both_do_not_fit(
+    monkeypatch: pytest.MonkeyPatch, texts: Mapping[str, str], mock_clock: trio.testing.MockClock
+) -> None:
+    with short_directory() as place:
+        path, found = write_model(place / "alpha.gguf", seed=0), list[str]()
+        async with opened(place, monkeypatch, models="all", cache_ram_mb=0) as models, trio.open_nursery() as nursery:
+
+            async def ask() -> None:
+                found.append(await text(models, "alpha"))
+
+            async with models.using("alpha") as source:
+                monkeypatch.setattr(models, "budget_bytes", 3 * models.find("alpha").memory_bytes // 2)
+                write_model(place / "new.gguf", seed=1).replace(path)
+                nursery.start_soon(ask)
+                await until(lambda: models.find("alpha").state == "loading")
+                assert await text(source) == texts["alpha"]
+                assert not found
+        assert found == [texts["beta"]]
 
 
 async def test_a_model_that_is_used_takes_more_and_never_counts_with_less_than_was_planned(

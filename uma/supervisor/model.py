@@ -59,6 +59,9 @@ class ModelLoader(Protocol):
     def ask_for(self, model: ServedModel) -> ModelLoad:
         """The load of a model that is not loaded; it begins once those before it have ended."""
 
+    def succeed(self, model: ServedModel) -> ServedModel:
+        """The model in the place of one whose file is another by now, while requests still run with the old."""
+
     def changed(self) -> None:
         """Look again at what has to be loaded, and what has to leave."""
 
@@ -137,6 +140,8 @@ class ServedModel:
     stays_until: float = 0.0
     yielded: str = ""
     """Why it has left for another program; empty: it has not, or was loaded again."""
+    successor: ServedModel | None = None
+    """What has its place; this one ends once nothing runs."""
     is_leaving: bool = False
     """Whether it takes no more requests; its process ends once nothing runs."""
     stay: trio.CancelScope = attrs.field(factory=trio.CancelScope)
@@ -149,6 +154,11 @@ class ServedModel:
         """
         began = trio.current_time()
         client = await self._loaded()
+        if client is None:
+            assert self.successor is not None
+            async with self.successor.in_use(keep_sec) as held:
+                yield held
+            return
         waited_ms = 1000 * (trio.current_time() - began)
         self.keep_sec = self.keep_sec if keep_sec is None else keep_sec
         self.running += 1
@@ -160,18 +170,21 @@ class ServedModel:
             self._end_if_idle()
             self.loader.changed()
 
-    async def _loaded(self) -> Client:
-        """The session with its process, once it is loaded."""
+    async def _loaded(self) -> Client | None:
+        """The session with its process, once it is loaded; None where another has its place."""
         self.waiting += 1
         try:
-            while True:
+            while self.successor is None:
                 await self._follow_file()
+                if self.successor is not None:
+                    break
                 if self.client is not None and not self.client.is_lost and not self.is_leaving:
                     return self.client
                 load = self.loader.ask_for(self)
                 await load.ended.wait()
                 if load.failure:
                     raise self.failure(load.failure)
+            return None
         finally:
             self.waiting -= 1
 
@@ -187,6 +200,8 @@ class ServedModel:
         if state is not None and self.file_state in (None, state):
             return
         if not self.has_process or self.client is not None:  # what is being loaded leaves once it is
+            if state is not None and self.running and self.successor is None:
+                self.successor = self.loader.succeed(self)
             self.file_state, self.failures, self.objection = None, Failures(), ""
             self.leave()
         is_changed, self.missed = state != self.missed, state
@@ -264,7 +279,7 @@ class ServedModel:
         # What has waited for it is about to run.
         begins = is_loading or (self.waiting > 0 and not self.is_leaving)
         return Resident(
-            self.file.name,
+            self.file.name if self.successor is None else f"{self.file.name} of before",
             self.needs_bytes,
             self.used_at,
             math.inf if begins else self.stays_until,

@@ -264,8 +264,18 @@ class LoadedModels(Models):
         if (model := self._known.get(file.name)) is None:
             minutes = self._config_of(file).idle_unload
             keep_sec = 60 * (IDLE_UNLOAD if minutes < 0 else minutes) or math.inf
-            model = self._known[file.name] = ServedModel(file, self, len(self._known), keep_sec)
+            taken = {known.index for known in self._known.values()}
+            index = next(index for index in range(len(taken) + 1) if index not in taken)
+            model = self._known[file.name] = ServedModel(file, self, index, keep_sec)
         return model
+
+    def succeed(self, model: ServedModel) -> ServedModel:
+        """See `model.ModelLoader`. The old one stays known, by another name, until its process has ended."""
+        self._known[f"{model.file.name}\0{model.index}"] = self._known.pop(model.file.name)
+        new = self._model_of(model.file)
+        new.card, new.is_pinned, new.keep_sec = model.card, model.is_pinned, model.keep_sec
+        model.is_pinned, model.keep_sec = False, None
+        return new
 
     # As a source of its own.
 
@@ -740,10 +750,7 @@ class LoadedModels(Models):
             why = error if isinstance(error, UmaError) else InternalError(str(error))
         finally:
             name = model.file.name
-            _add(self._gone, {name: value for name, value in model.metrics.items() if _only_grows(name)})
-            model.forget_process()
-            if model.file_state is None:  # another one by now
-                model.size_bytes = model.planned_bytes = 0
+            self._forget_process(model)
             if why is not None:
                 model.failures.note(f"{name}: {why.message}", trio.current_time(), loaded_at)
                 model.objection = model.failures.why if isinstance(why, ModelUnusable) else ""
@@ -754,6 +761,15 @@ class LoadedModels(Models):
                 load.ended.set()
             self.changed()
             log(_log, logging.WARNING if why else logging.INFO, "model.ended", model=name, why=why)
+
+    def _forget_process(self, model: ServedModel) -> None:
+        """Keep the counters of a process that has ended, and no more."""
+        _add(self._gone, {name: value for name, value in model.metrics.items() if _only_grows(name)})
+        model.forget_process()
+        if model.successor is not None:
+            del self._known[f"{model.file.name}\0{model.index}"]
+        if model.file_state is None:  # another one by now
+            model.size_bytes = model.planned_bytes = 0
 
     def _with_own_limits(self, info: ServerInfo) -> ServerInfo:
         """A process's card, with the bounds that clients meet here."""
