@@ -425,6 +425,16 @@ def test_an_option_that_no_row_could_follow_is_refused_before_any_runs(
     assert not (tmp_path / "out.jsonl").exists()
 
 
+def test_a_missing_input_and_no_file_of_results_are_told_at_once(uma_told: RunInProcessText, tmp_path: Path) -> None:
+    done = uma_told("batch", str(tmp_path / "none.jsonl"))
+    assert done.returncode == 2
+    told = " ".join(done.stderr.split())
+    assert "none.jsonl: No such file or directory" in told
+    assert "-o is missing: name the file of results" in told
+    (tmp_path / "in.jsonl").touch()
+    assert "uma: error: -o is missing" in uma_told("batch", str(tmp_path / "in.jsonl")).stderr
+
+
 def test_one_row_that_failed_is_told_as_one(batch: Callable[..., Any], rows: Callable[..., Path]) -> None:
     assert "done: 1 row in" in (told := batch(str(rows([{"a": 1}]))).stderr)
     assert "1 row failed, because: expected a prompt" in told

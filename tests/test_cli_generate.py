@@ -42,7 +42,7 @@ from harness import (
     until,
 )
 from models import write_model
-from uma.cli.words import BASE
+from uma.cli.words import BASE, DEMONSTRATION, NEXT
 
 LONG = ("--ignore-eos", "--max-tokens", "1500")
 HALF_A_PIPE = 32_768
@@ -558,6 +558,17 @@ def test_a_terminal_is_told_that_a_base_model_has_no_chat_template(
         assert terminal.wait() == 0
         assert (f"uma: {BASE}" in terminal.text) is is_told, "as `uma chat` says it"
     assert "template" not in run_to_end(*command).stderr
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_a_story_of_the_built_in_model_ends_with_what_could_be_next(is_named: bool, socket_dir: Path) -> None:
+    own = ("--model", "builtin") if is_named else ("--socket", str(socket_dir / "none"))
+    command = uma_command("generate", "hello", "--local", "--max-tokens", "4", "--ignore-eos", *own)
+    with Terminal(command, clean_environ(HOME=str(socket_dir)), columns=200) as terminal:
+        assert terminal.wait() == 0
+        assert (f"uma: {NEXT}" in terminal.text) is is_named
+        assert (f"uma: {DEMONSTRATION}" in terminal.text) is not is_named, "one of them says it"
+    assert NEXT not in run_to_end(*command).stderr
 
 
 def test_ctrl_c_on_a_terminal_leaves_the_line(at: tuple[str, str]) -> None:

@@ -298,6 +298,7 @@ def test_each_reason_is_one_sentence_with_what_to_do(
     uma: Run, home: Path, asked: str, more: dict[str, str], code: int, told: str
 ) -> None:
     done = uma("pull", asked, **more)
+    assert "is kept" not in done.stderr, "nothing was loaded"
     assert (done.returncode, done.stdout) == (code, "")
     (line,) = [each for each in done.stderr.splitlines() if each.startswith("uma: error: ")]
     assert told in line

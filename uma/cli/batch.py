@@ -81,7 +81,14 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Raises `ConfigError` for what would be ignored in every row."""
+    """Raises `ConfigError` for what would be ignored in every row, and where no file of results is named."""
+    if options.output is None:
+        wrong = "-o is missing: name the file of results, such as -o results.jsonl"
+        try:
+            _opened(options.input).close()
+        except ConfigError as error:
+            wrong = f"{error.message}; {wrong}"
+        raise ConfigError(wrong)
     if options.raw and options.system is not None:
         raise ConfigError(
             "--system: instructions need the chat template that --raw leaves out; write them into the prompts"

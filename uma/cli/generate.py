@@ -179,7 +179,12 @@ async def _generate(options: argparse.Namespace, loaded: Loaded, task: Task, int
         say.warn(line)
         if has_form:
             return 1
-    return INTERRUPTED if finished.reason == "cancelled" else 0
+    if finished.reason == "cancelled":
+        return INTERRUPTED
+    model = opened.source.info.model
+    if model.is_builtin and output.is_terminal and sys.stderr.isatty() and not words.demonstration(model, loaded):
+        say.note(words.NEXT)
+    return 0
 
 
 async def _stream(

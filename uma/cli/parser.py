@@ -350,7 +350,7 @@ def _question(kind: QuestionKind, text: str) -> DecisionQuestion:
 def _describe_batch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("input", metavar="INPUT", help="file of rows, also compressed by gzip; - is standard input")
     out = "file of results, a line for each row"
-    add_option(parser, "-o --output", "OUT", out, "none; name one", type=Path, required=True)
+    add_option(parser, "-o --output", "OUT", out, "none; name one", type=Path)
     add_option(parser, "--template", "TEXT", "make each prompt of a row's columns: 'Summarise: {text}'")
     add_flag(parser, "--csv", "the input is CSV with a line of names", "where it is called so")
     add_option(parser, "--system", "TEXT", "instructions, ahead of plain rows' prompts")

@@ -12,6 +12,7 @@ from uma.types import Finished, Logprobs, MemoryPlan, ModelInfo, ServerInfo
 DEMONSTRATION = (
     "This is the small built-in demonstration model; `uma pull OWNER/NAME` gets a real one, --model FILE.gguf names one"
 )
+NEXT = "that was the small built-in model; `uma chat` talks with it, and `uma pull OWNER/NAME` gets a real one"
 BASE = "This model has no chat template: a base model continues texts, and may not answer"
 BLIND = "this model does not support image input; one that has a projector beside it (--mmproj) does"
 

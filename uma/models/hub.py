@@ -228,8 +228,8 @@ def _is_projector(file: RemoteFile) -> bool:
 
 
 @contextmanager
-def explained(reference: Reference, endpoint: str | None) -> Iterator[None]:
-    """Turns what `huggingface_hub` raises into one sentence that says what to do."""
+def explained(reference: Reference, endpoint: str | None, kept: str = "") -> Iterator[None]:
+    """Turns what `huggingface_hub` raises into one sentence that says what to do, and what is `kept`."""
     from huggingface_hub import errors  # noqa: PLC0415
 
     hub, repository = endpoint or f"https://{HOSTS[0]}", reference.repository
@@ -254,8 +254,7 @@ def explained(reference: Reference, endpoint: str | None) -> Iterator[None]:
         raise UmaError(f"{repository}: {hub} answers {code}; {advice}") from None
     except (transport_error(), ConnectionError, TimeoutError) as error:
         raise UmaError(
-            f"{hub}: cannot be reached: {told(error)}; look at the network, and at HF_ENDPOINT and "
-            "HTTPS_PROXY. What was loaded is kept"
+            f"{hub}: cannot be reached: {told(error)}; look at the network, and at HF_ENDPOINT and HTTPS_PROXY{kept}"
         ) from None
 
 

@@ -125,7 +125,7 @@ class Pull:
             have += len(block)
             self.on_progress(before + have)
         n_failed = 0
-        with explained(self.listing.reference, self.endpoint):
+        with explained(self.listing.reference, self.endpoint, ". What was loaded is kept"):
             while have < file.size_bytes:
                 at = have
                 failure: Exception | None = None
