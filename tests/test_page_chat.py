@@ -202,6 +202,7 @@ def test_a_server_that_is_away_is_told_where_its_model_stood_until_it_is_back(he
     name = card.inner_text()
     page.route("**/ui/api/info", lambda route: route.abort())
     expect(card).to_have_text("Server not reachable")
+    expect(page.locator("#announcer p", has_text="The server is not reachable.")).to_have_count(1)
     expect(page.locator("#banner")).to_be_hidden()
     page.unroute("**/ui/api/info")
     expect(card).to_have_text(name)

@@ -4,7 +4,7 @@ import { ApiError, ask, currentKey, faultOfKey, onContact, onUnauthorized, setKe
 import { Chat } from "./chat.js";
 import { Composer } from "./composer.js";
 import { listenForDecisions } from "./decide.js";
-import { byId, clearToasts, download, h, icon, number, toast } from "./dom.js";
+import { announce, byId, clearToasts, download, h, icon, number, toast } from "./dom.js";
 import { LiveView } from "./live.js";
 import { keep, kept, tellLosses } from "./local.js";
 import { Palette } from "./palette.js";
@@ -472,7 +472,9 @@ async function connect() {
     if (error.status === 401) return;
     clearTimeout(retry);
     retry = window.setTimeout(connect, RETRY_MS);
+    const wasAway = isAway;
     isAway = Boolean(info) && error.status === 0;
+    if (isAway && !wasAway) announce("The server is not reachable.");
     if (isAway) return showModel();
     const { percent } = error.failure;
     const bar = percent !== undefined && h("progress", { max: 100, value: percent, "aria-label": "Model loaded" });
