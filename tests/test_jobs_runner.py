@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import trio
 from stalled_disk import stalling
 from trio.testing import wait_all_tasks_blocked
 
-from uma.jobs import JobChanged, Progress, Results, RowAnswer, RowForm, Runner, read_rows
+from uma.jobs import JobChanged, Progress, Results, RowAnswer, RowForm, Runner, in_flight, read_rows
+from uma.types import Source
 
 ROWS, AT_ONCE = 200, 32
 
@@ -150,3 +154,15 @@ async def test_a_run_is_cancelled_while_the_disk_stalls(tmp_path: Path) -> None:
             nursery.start_soon(Runner(InOrder(), rows, RowForm(), results, 1).run)
             await disk.asked()
             nursery.cancel_scope.cancel()
+
+
+def test_on_cpus_no_more_rows_run_at_once_than_are_computed_faster_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr("uma.jobs.runner.cpu_quota", lambda: math.inf)
+
+    def most(gpu_bytes: int, max_sequences: int = 64) -> int:
+        limits = SimpleNamespace(max_sequences=max_sequences, max_queue=1_000)
+        info = SimpleNamespace(limits=limits, model=SimpleNamespace(gpu_bytes=gpu_bytes))
+        return in_flight(cast("Source", SimpleNamespace(info=info)))
+
+    assert (most(0), most(0, 4), most(1)) == (16, 8, 128)

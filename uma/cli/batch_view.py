@@ -29,7 +29,7 @@ LOOK_SEC = 1.0
 
 @attrs.define(eq=False)
 class Speed:
-    """Speed and remaining time of a job, of its tally and the clock, and the line that tells how far it is."""
+    """Speed of a job, of its tally and the clock, and the line that tells how far it is."""
 
     tally: Tally
     _began_sec: float = attrs.field(factory=time.monotonic, init=False)
@@ -45,18 +45,18 @@ class Speed:
         return self.tally.completion_tokens / max(self.elapsed_sec, 1e-3)
 
     @property
-    def seconds_left(self) -> float | None:
-        """What the rest of the input takes; None where that is not known."""
-        return self.tally.seconds_left(self._began_sec)
+    def rows_per_minute(self) -> float:
+        """Rows that have ended a minute, of this run."""
+        return 60 * (self.tally.ended_rows - self.tally.begun_rows) / max(self.elapsed_sec, 1e-3)
 
     def line(self, columns: int | None = None) -> str:
-        """`1,024 of 2,000 rows (51 %) · 40 running · 210 tokens/s · 2 min left · 3 failed`, and of a row for which many
-        wait `1 running (row 14; 16 wait for it)`; where that is no less than so many `columns`, without how many run,
-        and then without the speed, or the other way round where many wait.
+        """`1,024 of 2,000 rows (51 %) · 40 running · 210 tokens/s · 62 rows/min · 16 min · 3 failed`, and of a row for
+        which many wait `1 running (row 14; 16 wait for it)`; where that is no less than so many `columns`, without how
+        many run, then without the speed, or the other way round where many wait, and then without rows a minute.
         """
-        tally, left, tokens = self.tally, self.seconds_left, self.tally.completion_tokens
+        tally, tokens, pace = self.tally, self.tally.completion_tokens, self.rows_per_minute
         running = tally.running - tally.waiting
-        runs = "waits for requests of others" if tally.is_held_up else f"{running:,} running"
+        runs = f"{running:,} {'queued' if tally.is_held_up else 'running'}"
         runs = f"loading {sanitize_line(tally.loading)}" if tally.loading else runs
         # Beside many rows some that end before earlier ones are the rule, and nothing to say.
         if is_blocked := tally.kept > tally.running > 0:
@@ -68,11 +68,11 @@ class Speed:
             self._rows(),
             runs if running else "",
             rate,
-            "" if left is None else f"{words.time_span(left)} left{' for these' * tally.is_stopping}",
+            f"{pace:,.{0 if pace >= 10 else 1}f} rows/min · {words.time_span(self.elapsed_sec)}" if pace else "",
             f"{tally.ended_failed:,} failed" if tally.ended_failed else "",
             f"{tally.waiting:,} wait to be asked again" if tally.waiting else "",
         ]
-        for least_needed in (2,) if tally.loading else (2, 1) if is_blocked else (1, 2):
+        for least_needed in (2, 3) if tally.loading else (2, 1, 3) if is_blocked else (1, 2, 3):
             if columns is not None and len(_joined(parts)) >= columns:
                 parts[least_needed] = ""
         return _joined(parts)
@@ -150,7 +150,7 @@ class Events(ProgressView):
         self._write("done" if is_done else "stopped", **self._figures(speed))
 
     def _figures(self, speed: Speed) -> dict[str, Any]:
-        tally, left = speed.tally, speed.seconds_left
+        tally = speed.tally
         return {
             "rows": tally.rows,
             "ended": tally.ended_rows,
@@ -165,7 +165,7 @@ class Events(ProgressView):
             "tokens_per_second": round(speed.tokens_per_sec, 1),
             "share": tally.share,
             "seconds": round(speed.elapsed_sec, 1),
-            "seconds_left": None if left is None else round(left, 1),
+            "rows_per_minute": round(speed.rows_per_minute, 1),
         }
 
     def _write(self, event: str, **fields: Any) -> None:

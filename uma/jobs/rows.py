@@ -30,7 +30,7 @@ MAX_ROW_BYTES = 16_777_216
 TOO_LONG = f"the row is over {MAX_ROW_BYTES:,} bytes"
 NOT_UTF8 = "the row is not UTF-8; write the file in that encoding"
 PIECE_BYTES = 1_024
-"""Maximum bytes of a compressed input that are read ahead of the row that is read: the time left follows from them."""
+"""Maximum bytes of a compressed input that are read ahead of the row that is read; they tell how far the job is."""
 PIECES, PIECE_OF_LINES_BYTES = 64, 65_536
 """Pieces of a long input in which lines are counted, to know how many rows it has."""
 _CHAT, _COMPLETIONS, _RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"

@@ -6,6 +6,8 @@ result that tells of the error.
 
 from __future__ import annotations
 
+import math
+import os
 import random
 import time
 from collections import deque
@@ -19,10 +21,11 @@ import orjson
 import trio
 
 from uma import json_bytes
+from uma.cgroup import cpu_quota
 from uma.jobs.ask import Progress, RowAnswer, RowAsk
 from uma.jobs.journal import WINDOW, EndedRow, Entry, JobChanged, Results
 from uma.jobs.rows import BadInput, BadRow, JobRow, RowForm, RowRequest
-from uma.jobs.tally import Begun, Tally
+from uma.jobs.tally import Tally
 from uma.net.wakeup import Wakeup
 from uma.types import Source
 
@@ -30,6 +33,8 @@ T = TypeVar("T")
 
 IN_FLIGHT_PER_SEQUENCE = 2
 """Requests given to a source at once, for each that it computes at once: the next one is always ready."""
+ROWS_PER_CPU = 8
+"""The same, of a model that is computed on CPUs, for each of these: more rows at once are no faster, and end later."""
 OTHERS_PART = 8
 """One in every so many slots is left free for other clients: a chat beside a job waits for no slot."""
 MAX_IN_FLIGHT = 128
@@ -64,6 +69,8 @@ def in_flight(source: Source, *, has_others: bool = False) -> int:
     at_once = max(limits.max_sequences, 1)
     left = at_once // OTHERS_PART if has_others else 0
     wanted = at_once - left if left else IN_FLIGHT_PER_SEQUENCE * at_once
+    if not source.info.model.gpu_bytes:
+        wanted = min(wanted, math.ceil(ROWS_PER_CPU * min(os.cpu_count() or 1, cpu_quota())))
     return max(1, min(wanted, limits.max_queue, MAX_IN_FLIGHT))
 
 
@@ -74,8 +81,6 @@ class RowWork:
     row: JobRow
     asked: RowRequest | None
     ended: EndedRow | None = None
-    size_bytes: int = 0
-    """Size of the row, as it lies on disk."""
 
 
 @attrs.define(eq=False)
@@ -134,7 +139,8 @@ class Runner:
                 writing.start_soon(self._keep_writing)
                 async with trio.open_nursery() as nursery:
                     while (work := await self._next()) is not None:
-                        nursery.start_soon(self._finish, work, self.tally.begin(work.size_bytes))
+                        self.tally.begin()
+                        nursery.start_soon(self._finish, work)
                         # Trio runs tasks that were started together in any order; the first result is to come first.
                         await trio.lowlevel.checkpoint()
                 self._is_last = True
@@ -163,7 +169,6 @@ class Runner:
     def stop(self) -> None:
         """Begin no more rows: `run` returns when those that run have ended. None is asked again."""
         self._stopping.set()
-        self.tally.is_stopping = True
         self._reading.cancel()
         self._note_move()
 
@@ -216,14 +221,12 @@ class Runner:
         block: list[RowWork] = []
         n_bytes = 0
         while (row := self._row()) is not None:
-            size_bytes = row.end_bytes - self.tally.passed_bytes
+            self.tally.passed(row.end_bytes)
             known = self.results.finished.find(row.number)
             if known is not None:
                 self._check_row(row, known)
-                self.tally.passed(size_bytes, is_new=False, is_asked=False)
                 continue
-            block.append(work := self._work(row, size_bytes))
-            self.tally.passed(size_bytes, is_new=True, is_asked=work.asked is not None)
+            block.append(self._work(row))
             n_bytes += len(row.data)
             if len(block) == (1 if self.is_live else BLOCK_ROWS) or n_bytes >= BLOCK_BYTES:
                 break
@@ -246,14 +249,14 @@ class Runner:
                 "written; --only-failed runs such rows again and keeps the others' results, --restart begins anew"
             )
 
-    def _work(self, row: JobRow, size_bytes: int) -> RowWork:
+    def _work(self, row: JobRow) -> RowWork:
         for before in self.results.reusable:
             known = before.find(row.number)
             if known is not None and known.digest == row.digest and not known.is_failed:
                 return RowWork(row, None, EndedRow(row.number, row.digest, before.line(known), is_failed=False))
-        return work_of(row, self.form, size_bytes)
+        return work_of(row, self.form)
 
-    async def _finish(self, work: RowWork, begun: Begun) -> None:
+    async def _finish(self, work: RowWork) -> None:
         ended = work.ended
         used: Progress | None = None
         try:
@@ -262,14 +265,11 @@ class Runner:
                 if answer is None:
                     return
                 ended, used = _end_of(work.row, work.asked, answer)
-                if used is None:
-                    self.tally.refused_rows += 1
-                    self.tally.refused_bytes += work.size_bytes
                 self.tally.ignores(answer.ignored)
                 if answer.model:
                     self.tally.replaces(str(work.asked.body.get("model")), answer.model)
         finally:
-            self.tally.end(begun, used)
+            self.tally.end(used)
             self._note_move()
         assert ended is not None
         self._note_end(ended)
@@ -356,10 +356,10 @@ class Runner:
         return await trio.to_thread.run_sync(work, limiter=self._disk, abandon_on_cancel=True)
 
 
-def work_of(row: JobRow, form: RowForm, size_bytes: int = 0) -> RowWork:
+def work_of(row: JobRow, form: RowForm) -> RowWork:
     """What is to be done for a row; of a bad one nothing is."""
     try:
-        return RowWork(row, form.asked(row), size_bytes=size_bytes)
+        return RowWork(row, form.asked(row))
     except BadRow as error:
         shown = {"code": "invalid_row", "message": str(error)}
         return RowWork(row, None, _ended(row, _line(row, error.custom_id, None, shown)))
