@@ -223,6 +223,10 @@ def test_what_was_waited_for_a_cpu_is_a_share_of_what_was_computed_meanwhile() -
     assert spent["read"] == pytest.approx(200)
     assert spent["rest"] == pytest.approx(50)
     assert sum(spent.values()) == pytest.approx(began + 1_000)
+    totals.cpu_waits.total_ms, totals.cpu_waits.share = 1e6, 0.25
+    short = account.spent_until(account.came_ms + began + 80)
+    assert short["cpu"] == pytest.approx(20), "a sample that is longer than this is no measure of it"
+    assert account.spent_until(account.came_ms + began + 1_000)["read"] > 0, "it was computed"
 
 
 def told_of(**spent_ms: float) -> Explained:

@@ -16,6 +16,7 @@ import attrs
 
 from uma.engine.clock import now_ms
 from uma.engine.recorder import Recorder
+from uma.engine.worker.cores.threads import SAMPLE_MS
 from uma.engine.worker.cores.waits import CpuWaits
 from uma.engine.worker.status import Status
 from uma.metrics import EngineMetrics
@@ -27,6 +28,8 @@ RECORDED_TOKENS = 128
 """Tokens of a request's text that are kept at each place, where text is recorded."""
 
 
+MOST_WAITED = 0.99
+"""Maximum part of a time in which tokens were computed that counts as waiting for a CPU: they took some of it."""
 RESOURCES = ("slot", "cells", "adapters")
 """What the first sequence of the queue can wait for."""
 
@@ -286,7 +289,8 @@ class Account:
                 return
         # What was waited for a core passed in batches and between them: each part has its share of it.
         is_computed = self._status in (Status.PREFILLING, Status.DECODING)
-        waited_share = min(cpu_ms / left_ms, 1.0) if is_computed and left_ms else 0.0
+        waited_share = cpu_ms / left_ms if left_ms >= SAMPLE_MS else self.totals.cpu_waits.share
+        waited_share = min(waited_share, MOST_WAITED) if is_computed else 0.0
         spent["cpu"] += left_ms * waited_share
         for cause, took_ms in parts.items():
             part_ms = min(max(0.0, took_ms), left_ms)  # read a moment later, a figure can be a batch ahead

@@ -27,7 +27,9 @@ class CpuWaits:
     """Counts the time for which compute threads waited for a core. `sample` belongs to the decode thread."""
 
     total_ms: float = 0.0
-    """Any thread can read it. It stays 0 where the system does not count."""
+    """Any thread can read it, and `share`. It stays 0 where the system does not count."""
+    share: float = 0.0
+    """Part of the last sample for which they waited."""
     _proc: Path = PROC
     _last: dict[str, float] = attrs.field(factory=dict)
     _last_ms: float = -math.inf
@@ -43,6 +45,7 @@ class CpuWaits:
         passed_ms = max(now - self._last_ms, 1.0)
         shares = (max(0.0, ms - self._last.get(thread, ms)) / passed_ms for thread, ms in waits.items())
         if self._last:
-            self.total_ms += passed_ms * (1 - math.prod(1 - min(share, 1.0) for share in shares))
+            self.share = 1 - math.prod(1 - min(share, 1.0) for share in shares)
+            self.total_ms += passed_ms * self.share
         self._last, self._last_ms = waits, now
         self._due_ms = now + COST_FACTOR * (now_ms() - now) if waits else math.inf
