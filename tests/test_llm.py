@@ -20,6 +20,7 @@ from chat_templates import HERMES_CALLS
 from engine_world import break_decode_thread
 from script_model import write_script_model
 
+import uma
 from harness import PATIENCE_SEC, run_to_end
 from models import write_model
 from uma import LLM, Engine, Grammar, Message, RuntimeConfig, SamplingParams, connect, open_engine
@@ -197,6 +198,16 @@ def test_text_becomes_tokens_and_text_again(llm: LLM) -> None:
     assert len(llm.tokenize([{"role": "user", "content": "Hi"}])) > len(llm.tokenize("Hi"))
     with pytest.raises(BadRequest, match="vocabulary"):
         llm.detokenize([10**6])
+
+
+def test_what_is_shown_at_a_prompt_is_short(llm: LLM) -> None:
+    assert repr(SamplingParams(max_tokens=3, stop="x")) == "SamplingParams(max_tokens=3, stop=('x',))"
+    assert len(repr(llm.info)) < 1_000 < len(llm.info.chat_template) + 1_000
+    assert set(uma.__all__) <= set(dir(uma))
+    stream = llm.stream("Once", params(2))
+    assert repr(stream).endswith(": on its way>")
+    list(stream)
+    assert repr(stream).endswith(": ended>")
 
 
 def test_an_llm_says_what_it_is(tiny: Path) -> None:

@@ -20,21 +20,7 @@ from uma.types import (
     ToolCall,
     Usage,
 )
-
-
-def _short(self: Any) -> str:
-    """The fields that say something, long ones cut."""
-    fields = ((field.name, getattr(self, field.name), field.default) for field in attrs.fields(type(self)))
-    told = ((name, _cut(repr(value))) for name, value, default in fields if value not in (default, ()))
-    return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in told)})"
-
-
-MOST_SHOWN = 200
-"""Characters of one field in a `repr`."""
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 1]}…"
+from uma.types.fields import short_repr
 
 
 @attrs.frozen(repr=False)
@@ -59,7 +45,7 @@ class Completion:
     cut_call: CutCall | None = None
     """The call that the output ended inside of; neither `tool_calls` nor `text` has it."""
 
-    __repr__ = _short
+    __repr__ = short_repr
 
 
 @attrs.frozen(repr=False)
@@ -85,7 +71,7 @@ class RequestOutput:
     index: int = 0
     """The number of the prompt among those that were asked together, from 0."""
 
-    __repr__ = _short
+    __repr__ = short_repr
 
     @property
     def text(self) -> str:

@@ -1,9 +1,11 @@
-"""What fields of several classes share: converters that take any iterable and give a tuple, and a bound."""
+"""What fields of several classes share: converters that take any iterable and give a tuple, a bound, and a `repr`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any
+
+import attrs
 
 MAX_MEMBERS = 512
 """Maximum members of one object in a JSON Schema: the time to compile it grows with their square, 5,000 take 10 s."""
@@ -19,3 +21,15 @@ def tuple_of_strings(given: str | Iterable[str] | None) -> Any:
     if given is None or isinstance(given, str):
         return () if given is None else (given,)
     return tuple(given) if isinstance(given, Iterable) and not isinstance(given, bytes | Mapping) else given
+
+
+MOST_SHOWN = 200
+"""Characters of one field in a `repr`."""
+
+
+def short_repr(self: Any) -> str:
+    """The fields of an attrs class that are not at their defaults, long ones cut."""
+    fields = ((field.name, getattr(self, field.name), field.default) for field in attrs.fields(type(self)))
+    told = ((name, repr(value)) for name, value, default in fields if value not in (default, ()))
+    shown = (f"{name}={text if len(text) <= MOST_SHOWN else text[: MOST_SHOWN - 1] + '…'}" for name, text in told)
+    return f"{type(self).__name__}({', '.join(shown)})"

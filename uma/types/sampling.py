@@ -12,7 +12,7 @@ import attrs
 
 from uma.constraints import Json, Length, Range, Text, Values, check
 from uma.schema_of import schema_of
-from uma.types.fields import MAX_MEMBERS, tuple_of_strings, tuple_or_none
+from uma.types.fields import MAX_MEMBERS, short_repr, tuple_of_strings, tuple_or_none
 from uma.wrong import Wrong, WrongValues
 
 DEFAULT_MAX_TOKENS = 4096
@@ -134,14 +134,15 @@ NO_LIMIT = "; without it the engine's limit holds, and a number over what the co
 
 
 @_grammar_in_short
-@attrs.frozen
+@attrs.frozen(repr=False)
 class SamplingParams:
     """How the next token is chosen and when to stop. Ranges are checked on construction (`ValueError`).
 
     The steps run in the order of llama.cpp's default chain: logit bias, grammar, penalties, DRY, top-n-sigma, top-k,
     typical-p, top-p, min-p, XTC, temperature, draw. Mirostat takes the place of all between DRY and the draw but
     temperature. A step that is off at its default is left out. A figure that is None is the engine's setting of the
-    same name, which is greedy unless it was set.
+    same name (`--temperature`), and greedy without one; `LLM` and the commands put the model's own, else 0.7 and 0.95,
+    in its place.
     """
 
     max_tokens: Annotated[int, Range(0, hint=NO_LIMIT)] | None = None
@@ -223,6 +224,8 @@ class SamplingParams:
     """Maximum tokens of thinking in each answer, its marks not counted: behind them the closing mark is given, and the
     answer goes on from there. A character that has begun is completed. None: the engine's setting, which has no bound
     unless it was set."""
+
+    __repr__ = short_repr
 
     def __attrs_post_init__(self) -> None:
         check(self)

@@ -8,6 +8,7 @@ from typing import Literal
 
 import attrs
 
+from uma.types.fields import short_repr
 from uma.types.sampling import DEFAULT_MAX_TOKENS
 
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
@@ -190,7 +191,7 @@ class Limits:
         return self.max_tokens if self.has_max_tokens else min(DEFAULT_MAX_TOKENS, self.max_tokens)
 
 
-@attrs.frozen
+@attrs.frozen(repr=False)
 class ServerInfo:
     """A server or engine: its model, what can be asked of it, and how much."""
 
@@ -204,6 +205,8 @@ class ServerInfo:
     is over `MAX_TEMPLATE_CHARS`, or where an older server does not tell."""
     models: tuple[str, ...] = ()
     """Names of all models that requests can ask for; none: this one alone."""
+
+    __repr__ = short_repr
 
 
 @attrs.frozen
