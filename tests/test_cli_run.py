@@ -10,7 +10,7 @@ import pytest
 
 from harness import ServerProcess, run_to_end, uma_command
 from uma import figures
-from uma.cli import say, words
+from uma.cli import main, say, words
 from uma.cli.run import announce, banner
 from uma.config import RuntimeConfig, load
 from uma.types import Capabilities, Limits, MemoryPlan, ModelInfo, ServerInfo
@@ -121,3 +121,20 @@ def test_a_speed_below_a_token_a_second_is_told_by_the_minute(number: float, tex
 )
 def test_a_speed_is_told_in_plain_digits(number: float, text: str) -> None:
     assert figures.figure(number) == text
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (("--models", "all", "--memory", "10"), "--memory: "),
+        (("--model", "builtin", "--cache-dir", "/proc/nope"), "--cache-dir: /proc/nope/"),
+    ],
+)
+def test_what_cannot_be_served_is_told_before_anything_is_opened(
+    flags: tuple[str, ...], why: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened: list[object] = []
+    monkeypatch.setattr("uma.cli.run.run_server", opened.append)
+    assert main(["run", *flags]) == 2
+    assert why in capsys.readouterr().err
+    assert not opened

@@ -28,6 +28,7 @@ from uma.llama.batch import Batch
 from uma.llama.context import DONE, Context, ContextParams
 from uma.llama.model import Model
 from uma.llama.vocab import Vocab
+from uma.net.client import CLIENT
 from uma.protocol.codec import parse_event
 from uma.protocol.frames import HEADER_BYTES, encode_frame
 from uma.protocol.messages import Cancel, EmbedEvent, EmbedQuery
@@ -335,6 +336,8 @@ async def test_requests_over_the_queues_bound_are_refused_as_overload(tiny: Path
                 await trio.lowlevel.checkpoint()
             with pytest.raises(Overloaded, match="max_queue is 2") as refusal:
                 await engine.embed(EmbedRequest("third", texts=["a fox"]))
+            CLIENT.set("another")
+            assert (await engine.embed(EmbedRequest("fourth", texts=["a fox"]))).vectors
             nursery.cancel_scope.cancel()
         assert refusal.value.retry_after_ms
 

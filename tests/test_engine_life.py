@@ -8,8 +8,9 @@ from array import array
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import attrs
 import llama_cpp.llama_cpp as lib
 import pytest
 import trio
@@ -25,6 +26,7 @@ from uma.errors import Overloaded, ShuttingDown, UmaError
 from uma.llama.backend import MAX_SEQUENCES
 from uma.llama.context import Context
 from uma.llama.vocab import Vocab
+from uma.net.client import CLIENT
 from uma.types import EmbedRequest, Finished, Slo, Token
 
 FOREVER = 1_500
@@ -477,6 +479,22 @@ async def test_a_full_queue_says_no_with_a_time_to_come_back(tiny: Path) -> None
     known = (each["service_ms_ewma"] for each in (before, after))
     assert error.value.retry_after_ms in {full_queue_retry_ms(3, 3, service_ms, 2) for service_ms in known}
     assert (metrics["requests_length"], metrics["requests_overloaded"]) == (5, 1)
+
+
+@pytest.mark.parametrize("lane", [0, -1])
+async def test_one_client_s_requests_fill_the_queue_for_no_other(tiny: Path, lane: Literal[0, -1]) -> None:
+    def of_lane(id: str) -> Request:
+        return attrs.evolve(ask(id, 20, id=id), priority=lane)
+
+    async with open_engine(config_for(tiny, max_sequences=2, max_queue=3)) as engine, trio.open_nursery() as nursery:
+        CLIENT.set("bob")
+        for index in range(5 if lane == 0 else 8):
+            nursery.start_soon(answer, engine, of_lane(str(index)))
+        await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(Overloaded, match="max_queue is 3"):
+            await answer(engine, of_lane("too many"))
+        CLIENT.set("anna")
+        assert (await answer(engine, ask("anna's", 2))).finished.reason == "length"
 
 
 async def test_a_first_token_that_cannot_come_in_time_is_refused_and_without_hurry_is_not(tiny: Path) -> None:

@@ -6,8 +6,10 @@ import argparse
 import os
 import shlex
 from functools import partial
+from pathlib import Path
 
 import attrs
+import trio
 
 from uma import figures, posix
 from uma.cli import say, words
@@ -15,12 +17,13 @@ from uma.cli.default_model import check_folder, with_all
 from uma.cli.options import load_settings
 from uma.cli.sanitize import sanitize_line
 from uma.cli.source import shown_progress
-from uma.config import ALL_MODELS, Loaded, ModelSettings, RuntimeConfig, default_socket
+from uma.config import Loaded, ModelSettings, RuntimeConfig, default_socket
+from uma.engine.kv.disk import made_folder
 from uma.engine.sizing import free_memory_bytes
 from uma.errors import ConfigError
 from uma.models import catalog
 from uma.server import run_server
-from uma.supervisor import open_models, shelf_of
+from uma.supervisor import check_models, open_models
 from uma.types import LoadProgress, ServerInfo
 
 
@@ -55,11 +58,13 @@ def _unloadable(loaded: Loaded) -> Loaded:
 
 def _serve(loaded: Loaded) -> int:
     config = loaded.config
-    # Before it listens: a model that is not here is no server that loads.
+    # Before it listens: a model that is not here, or does not fit, is no server that loads.
+    if config.cache_dir not in ("", "auto"):
+        made_folder(Path(config.cache_dir))
     if not config.models:
         catalog.resolve(config.model, os.environ)
-    elif config.models != ALL_MODELS:
-        shelf_of(config, loaded.models).read()
+    else:
+        trio.run(check_models, config, loaded.models)
     opened = partial(open_models, tables=loaded.models) if config.models else None
     progress = LoadProgress() if config.models else shown_progress(config.model)
     if not config.http:

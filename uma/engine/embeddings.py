@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Hashable, Iterable
 from typing import TypeVar
 
 import attrs
@@ -25,7 +25,7 @@ from uma.engine.worker.loop import DecodeWorker
 from uma.errors import BadRequest, Overloaded, ShuttingDown, UmaError
 from uma.llama.context import Context
 from uma.metrics import EngineMetrics
-from uma.net.client import ORIGIN, span_of
+from uma.net.client import CLIENT, ORIGIN, span_of
 from uma.types import Embeddings, EmbedRequest, Ranked, Ranking, RerankRequest, warnings_of_empty
 
 R = TypeVar("R", EmbedRequest, RerankRequest)
@@ -88,8 +88,8 @@ class EmbedService:
         if not context.model.is_causal:
             self._use(context)
         self._next_key = 1
-        self._open: dict[EmbedJob, int] = {}
-        """Jobs that have not ended, each with the bytes of its tokens and its answer."""
+        self._open: dict[EmbedJob, tuple[int, Hashable]] = {}
+        """Jobs that have not ended, each with the bytes of its tokens and its answer, and its client."""
 
     def close(self) -> None:
         """Free the context, once the decode thread has ended."""
@@ -174,7 +174,7 @@ class EmbedService:
             dimensions=dimensions,
             normalize=normalize,
         )
-        self._open[job] = size_bytes
+        self._open[job] = size_bytes, CLIENT.get()
         self._metrics.embed_requests_total += 1
         self._worker.embed(job)
         try:
@@ -189,15 +189,16 @@ class EmbedService:
 
     def _check_load(self, size_bytes: int, lane: int) -> None:
         waiting, limit = len(self._open), self._config.max_queue
-        if waiting >= (limit if lane >= 0 else 2 * limit):
+        spare = all(client != CLIENT.get() for _, client in self._open.values())  # one client fills it for no other
+        if waiting >= limit * (1 + (lane < 0) + spare):
             retry_ms = full_queue_retry_ms(waiting, limit, self._metrics.service_ms_ewma, 1)
             raise Overloaded(
                 f"the queue is full: {waiting:,} requests wait for embeddings (max_queue is {limit:,})",
                 retry_after_ms=retry_ms,
             )
-        held_bytes = sum(self._open.values())
+        held_bytes = sum(n_bytes for n_bytes, _ in self._open.values())
         # One request alone is always taken: its own size has limits of its own.
-        if held_bytes and held_bytes + size_bytes > LANE_SHARE[lane] * MAX_OPEN_BYTES:
+        if held_bytes and held_bytes + size_bytes > (LANE_SHARE[lane] + spare) * MAX_OPEN_BYTES:
             raise Overloaded(
                 f"too many embeddings are being computed: {held_bytes:,} bytes of texts and results are held for them",
                 retry_after_ms=full_queue_retry_ms(waiting, limit, self._metrics.service_ms_ewma, 1),

@@ -857,6 +857,13 @@ async def open_models(
         models.close()
 
 
+async def check_models(config: RuntimeConfig, tables: Mapping[str, ModelSettings]) -> None:
+    """Raise as `open_models`, but for its folder, before anything is opened."""
+    models = LoadedModels(config, shelf_of(config, tables), budget_of(config))
+    await trio.to_thread.run_sync(models.shelf.read)
+    await models.check_room()
+
+
 async def too_large(config: RuntimeConfig, tables: Mapping[str, ModelSettings]) -> Sequence[str]:
     """Why a server with these settings could never load some of its models. Raises `ModelError` as `open_models`."""
     models = LoadedModels(config, shelf_of(config, tables), budget_of(config))

@@ -21,6 +21,7 @@ from uma.engine.worker.loop import DecodeWorker
 from uma.engine.worker.sequence import Sequence
 from uma.errors import BadRequest, Overloaded
 from uma.metrics import EngineMetrics
+from uma.net.client import CLIENT
 from uma.types import Request, SamplingParams
 from uma.wrong import Wrong
 
@@ -41,7 +42,9 @@ class Gate:
     _metrics: EngineMetrics
 
     def check_queue(self, lane: int) -> None:
-        """Refuse a request that finds the queue full. For a background request the queue is twice as long."""
+        """Refuse a request that finds the queue full. For a background request the queue is twice as long. One client
+        fills it for no other: where none of its own waits, it is as much longer again.
+        """
         active, limit = self._worker.active_count, self._config.max_queue
         # Requests that came a moment ago and start with the next tick are not waiting.
         slots = max(0, self._max_active - active)
@@ -49,8 +52,10 @@ class Gate:
         if waiting < limit:
             return
         # Requests of lower lanes are not ahead of it.
-        ahead = sum(sequence.lane >= lane and sequence.started_ms == 0 for sequence in self._sequences) - slots
-        if (lane >= 0 and ahead >= limit) or waiting >= 2 * limit:
+        queued = [sequence for sequence in self._sequences if sequence.started_ms == 0]
+        ahead = sum(sequence.lane >= lane for sequence in queued) - slots
+        spare = 0 if any(sequence.client == CLIENT.get() for sequence in queued) else limit
+        if (lane >= 0 and ahead >= limit + spare) or waiting >= 2 * limit + spare:
             raise Overloaded(
                 f"the queue is full: {waiting:,} requests wait (max_queue is {limit:,})",
                 retry_after_ms=full_queue_retry_ms(waiting, limit, self._metrics.service_ms_ewma, self._max_active),
