@@ -392,6 +392,10 @@ def test_a_key_with_the_right_unloads_and_pins(keyed: tuple[HttpServer, dict[str
     assert server.ask("POST", "/models/unload", {"model": "beta.v1"}, **manager).json == {"success": True}
 
 
+def test_a_wish_of_ollama_s_is_ignored_by_name_where_another_s_dialect_has_it(server: HttpServer) -> None:
+    assert complete(server, "alpha", keep_alive=-1).headers["x-uma-ignored"] == "keep_alive"
+
+
 def test_a_proxys_requests_without_a_key_manage_nothing(server: HttpServer) -> None:
     refused = server.ask("DELETE", "/api/delete", {"model": "alpha"}, x_forwarded_for="203.0.113.9")
     assert refused.status == 403

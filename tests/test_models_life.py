@@ -22,7 +22,7 @@ from projectors import write_projector
 from several import GREEDY, NAMES, PROMPT, children, taken_bytes
 
 from harness import PATIENCE_SEC, short_directory
-from models import write_large_cells, write_model
+from models import CHATML, write_large_cells, write_model
 from uma.config import ModelSettings, RuntimeConfig
 from uma.errors import BadRequest, ConfigError, InternalError, UnknownModel
 from uma.models.shelf import Shelf
@@ -339,6 +339,20 @@ async def test_a_file_that_was_replaced_waits_for_the_old_one_where_both_do_not_
                 assert await text(source) == texts["alpha"]
                 assert not found
         assert found == [texts["beta"]]
+
+
+async def test_the_default_is_a_model_with_a_chat_template_and_that_it_changes_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with short_directory() as place:
+        for name, template in (("alpha", None), ("beta", CHATML), ("gamma", CHATML)):
+            write_model(place / f"{name}.gguf", chat_template=template)
+        async with opened(place, monkeypatch, models="all") as models:
+            assert models.names == ("beta", "gamma", "alpha", "builtin")
+            (place / "beta.gguf").unlink()
+            await models.look_again(is_changed=True)
+            assert models.names[0] == "gamma"
+    assert "model.default_changed model=gamma before=beta" in caplog.text
 
 
 async def test_a_model_that_is_used_takes_more_and_never_counts_with_less_than_was_planned(

@@ -48,7 +48,8 @@ def is_healthy(result: HealthCheckResult, timeout_ms: int = DEFAULT_TIMEOUT_MS) 
 def result_of(health: Health) -> HealthCheckResult:
     """The contract's form of an engine's own probe."""
     is_ok = health.status == "ok" and health.tokens_generated > 0
-    error = None if is_ok else f"the engine is {health.status}"
+    why = "nothing was generated: no model is loaded" if health.status == "ok" else f"the engine is {health.status}"
+    error = None if is_ok else why
     return HealthCheckResult(is_ok, health.latency_ms, health.tokens_generated, error)
 
 

@@ -63,6 +63,8 @@ logger = logging.getLogger("uma.http")
 
 Handler = Callable[[Gateway, Exchange], Awaitable[None]]
 
+CLIENT_LEFT = 499
+"""The log's status of a request whose client left before there was one, as nginx calls it."""
 EXCHANGE = "uma.exchange"
 """The scope's entry that holds the request's `Exchange`."""
 
@@ -400,7 +402,7 @@ def _log_request(http: Exchange, ms: float) -> None:
         request=http.id,
         method=http.scope["method"],
         path=http.path,
-        status=http.status or None,
+        status=http.status or CLIENT_LEFT,
         model=http.model,
         key=http.account.name if http.account else None,
         prompt=http.tokens.get("prompt"),

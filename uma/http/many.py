@@ -45,8 +45,10 @@ async def of_model(gateway: Gateway, http: Exchange, dialect: Dialect | None = N
     if http.scope["method"] == "GET":
         yield gateway.to_model(_loaded(models, name), ModelNames(asked or name or "", takes_any=True))
         return
-    kept = keep_sec(fields) if http.path.startswith("/api/") else None
-    fields.pop("keep_alive", None)  # it has had its effect
+    kept = None
+    if http.path.startswith("/api/"):  # elsewhere it is a field that is ignored by name
+        kept = keep_sec(fields)
+        fields.pop("keep_alive", None)  # it has had its effect
     if kept is not None and kept > MAX_KEEP_SEC and not await is_manager(http):
         # (Some clients always say so: it is a wish beside their request.)
         kept = None

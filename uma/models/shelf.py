@@ -52,9 +52,14 @@ class Shelf:
         _check_aliases(settings)
         self._files, self._settings = {file.name: file for file in sound}, settings
 
-    def _rank(self, file: ModelFile) -> tuple[bool, bool, bool]:
+    def _rank(self, file: ModelFile) -> tuple[bool, ...]:
         """The place of a model where nobody has chosen an order."""
-        return file.kind in (EMBEDDINGS, RERANKER), file.size_bytes > self.most_bytes, file.name == BUILTIN
+        return (
+            file.kind in (EMBEDDINGS, RERANKER),
+            file.size_bytes > self.most_bytes,
+            file.name == BUILTIN,
+            file.is_base,
+        )
 
     def settings_of(self, file: ModelFile) -> ModelSettings:
         """What the configuration has for this model alone."""
@@ -79,8 +84,8 @@ class Shelf:
 
     @property
     def files(self) -> Sequence[ModelFile]:
-        """All of them, the default one first. Of `ALL_MODELS` first those that generate and fit, then the built-in one,
-        the larger ones, and those that only embed or rank.
+        """All of them, the default one first. Of `ALL_MODELS` first those that generate and fit, base models last of
+        them, then the built-in one, the larger ones, and those that only embed or rank.
         """
         return list(self._files.values())
 

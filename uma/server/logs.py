@@ -73,7 +73,7 @@ def short_line(record: logging.LogRecord, more: Mapping[str, Any]) -> str:
     event = fields.pop("event", "")
     if event in ("http.request", "request.finished"):
         told = _answered(event, fields)
-    elif fields.get("status", 500) < 500 or fields.get("code", "").startswith(OF_CLIENTS):
+    elif event not in SENTENCES and (fields.get("status", 500) < 500 or fields.get("code", "").startswith(OF_CLIENTS)):
         told = _refused(fields)
     else:
         told = _told(record, event, fields)
@@ -92,6 +92,8 @@ SENTENCES = {
     "model.ended": "{model} has left memory. {why}",
     "model.yielded": "{model} leaves for another program: {reason}",
     "model.too_large": "{reason}",
+    "model.default_changed": "{model} answers now where no model is named, which {before} did before",
+    "http.malformed": "a client sent what is no HTTP, as TLS to a plain port is: it got status {status}",
     "request.dropped": "the client of {request} has gone: it is ended",
 }
 """Events of the log as a person at a terminal is told of them; empty: not at all."""

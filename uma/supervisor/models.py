@@ -234,10 +234,13 @@ class LoadedModels(Models):
         async with self._looking:
             if not is_changed and trio.current_time() < self._looked_at + RESCAN_SEC:
                 return
+            before = self.shelf.files[0].name
             # Where one of those that `--models` names has gone, the others stay as they were known.
             with suppress(ModelError):
                 await trio.to_thread.run_sync(self.shelf.read, limiter=self._look, abandon_on_cancel=True)
             self._looked_at = trio.current_time()
+            if (default := self.shelf.files[0].name) != before:
+                log(_log, logging.WARNING, "model.default_changed", model=default, before=before)
             for file in self.shelf.files:
                 if file.name in self._known:
                     self._known[file.name].file = file
