@@ -348,10 +348,10 @@ async def test_the_default_is_a_model_with_a_chat_template_and_that_it_changes_i
         for name, template in (("alpha", None), ("beta", CHATML), ("gamma", CHATML)):
             write_model(place / f"{name}.gguf", chat_template=template)
         async with opened(place, monkeypatch, models="all") as models:
-            assert models.names == ("beta", "gamma", "alpha", "builtin")
+            assert list(models.names) == ["beta", "gamma", "alpha", "builtin"]
             (place / "beta.gguf").unlink()
             await models.look_again(is_changed=True)
-            assert models.names[0] == "gamma"
+            assert models.info.models[0] == "gamma"
     assert "model.default_changed model=gamma before=beta" in caplog.text
 
 
