@@ -305,7 +305,7 @@ def test_the_focus_goes_on_from_where_it_was(browser: Browser, http_server: Http
         expect(other).to_have_attribute("aria-current", "true")
         expect(other).to_be_focused()
         press(page.get_by_role("button", name="Settings", exact=True))
-        reset = page.get_by_role("button", name="Reset to defaults")
+        reset = page.locator("#reset")
         page.get_by_label("Top k").fill("40")
         press(reset)
         expect(page.get_by_label("Top k")).to_have_value("")

@@ -347,7 +347,7 @@ def test_every_setting_says_what_it_does_and_reaches_the_server(here: Visitor) -
     page = here.visit().page
     page.get_by_role("button", name="Settings", exact=True).click()
     sheet = page.locator("#settings")
-    fields = sheet.locator("input:not([type=radio]), textarea")
+    fields = sheet.locator("input:not([type=radio], [type=checkbox]), textarea")
     texts = fields.evaluate_all(
         "all => all.map(each => document.getElementById(each.getAttribute('aria-describedby')).textContent)"
     )
