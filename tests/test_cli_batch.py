@@ -452,5 +452,12 @@ def test_fields_that_had_no_effect_are_named_once_for_all_rows(
     asked = [{"prompt": "a", **SHORT, "temprature": 1}, {"prompt": "b", **SHORT, "temprature": 1, "category": "c"}]
     told = batch(str(rows(asked)))
     assert told.returncode == 0
-    assert "fields that had no effect: temprature (2 rows), category (1 row)\n" in told.stderr
+    assert "no effect: temprature (2 rows; did you mean temperature?), category (1 row)\n" in told.stderr
     assert "no effect" not in batch(str(rows(lines(2))), "--restart").stderr
+
+
+def test_what_is_wrong_with_a_row_is_told_with_what_helps(batch: Callable[..., Any], rows: Callable[..., Path]) -> None:
+    messages = [{"role": "usr", "content": "x"}]
+    told = batch(str(rows([{"prompt": "a", "model": "smollm2"}, {"messages": messages}]))).stderr
+    assert "model: 'smollm2' is not loaded here; 'builtin' is (--any-model takes such rows)" in told
+    assert "messages[0].role: expected one of" in told and "; did you mean user?" in told

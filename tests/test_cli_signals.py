@@ -151,7 +151,8 @@ STUCK = "await trio.to_thread.run_sync(lambda: (print('stuck', flush=True), thre
     [(f"with interrupts.abruptly(): {STUCK}", 1), (STUCK, 100), (f"with interrupts.stopping(): {STUCK}", 100)],
 )
 def test_even_a_computation_that_nothing_interrupts_can_be_left(block: str, signals: int) -> None:
-    with subprocess.Popen([sys.executable, "-c", SCRIPT.format(block=block)], stdout=subprocess.PIPE) as process:
+    command = [sys.executable, "-c", SCRIPT.format(block=block)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"stuck\n"
         for _ in range(signals):
@@ -159,4 +160,6 @@ def test_even_a_computation_that_nothing_interrupts_can_be_left(block: str, sign
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(PATIENCE_SEC / signals)
         process.kill()
+        told = process.communicate()[1]
     assert process.returncode == 130
+    assert (told == b"uma: stopped while the model was loading\n") == ("abruptly" in block)

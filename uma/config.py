@@ -11,7 +11,7 @@ import re
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from types import UnionType
@@ -23,6 +23,7 @@ from uma import posix
 from uma.constraints import Length, Range, hints_of, name_of, problems, show
 from uma.errors import ConfigError
 from uma.types import SAMPLER_FIELDS, Pace, Penalty, RepetitionPenalty, SamplerSettings, Share, Temperature, TopK
+from uma.wrong import nearest
 
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"]
 Toggle = Literal["auto", "on", "off"]
@@ -665,13 +666,3 @@ def _is_path(model: str, folder: Path) -> bool:
     if model in ("", "builtin"):
         return False
     return model.startswith(("./", "../", "~")) or os.path.isfile(folder / model)
-
-
-def nearest(word: str, known: Iterable[str], *, prefix: str = "") -> str:
-    """`; did you mean X?`, or nothing where no known word is near. A `prefix` that all have makes none nearer."""
-    from difflib import get_close_matches  # noqa: PLC0415  (only a typo needs it)
-
-    close = get_close_matches(
-        word.removeprefix(prefix), [candidate.removeprefix(prefix) for candidate in known], n=1, cutoff=0.6
-    )
-    return f"; did you mean {prefix}{close[0]}?" if close else ""

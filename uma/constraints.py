@@ -23,7 +23,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import attrs
 
 from uma import json_text
-from uma.wrong import Wrong, WrongValues
+from uma.wrong import Wrong, WrongValues, nearest
 
 
 @attrs.frozen
@@ -270,7 +270,9 @@ def problems(value: Any, hint: Any, path: str) -> Iterator[Wrong]:
             ]
             yield from (deepest[0] if deepest else [Wrong(path, f"expected {name_of(hint)}, not {show(value)}")])
     elif not _is_a(value, hint, origin):
-        yield Wrong(path, f"expected {name_of(hint)}, not {show(value)}")
+        known = [word for word in get_args(hint) if isinstance(word, str)] if origin is Literal else []
+        near = nearest(value, known) if isinstance(value, str) else ""
+        yield Wrong(path, f"expected {name_of(hint)}, not {show(value)}{near}")
     elif isinstance(value, float) and not math.isfinite(value):
         yield Wrong(path, f"expected a finite number, not {value}")
     elif origin in (list, tuple):

@@ -54,3 +54,13 @@ def below(path: str, lines: Iterable[str]) -> list[str]:
 def renamed(lines: Iterable[str], names: Mapping[str, str]) -> list[str]:
     """Lines with other names for the fields that are in `names`, or in one of these."""
     return [line.renamed(names) if isinstance(line, Wrong) else line for line in lines]
+
+
+def nearest(word: str, known: Iterable[str], *, prefix: str = "") -> str:
+    """`; did you mean X?`, or nothing where no known word is near. A `prefix` that all have makes none nearer."""
+    from difflib import get_close_matches  # noqa: PLC0415  (only a typo needs it)
+
+    close = get_close_matches(
+        word.removeprefix(prefix), [candidate.removeprefix(prefix) for candidate in known], n=1, cutoff=0.6
+    )
+    return f"; did you mean {prefix}{close[0]}?" if close else ""

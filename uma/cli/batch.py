@@ -28,6 +28,7 @@ from uma.client import Client, ModelsThere, connect
 from uma.config import ANY_NAME, Loaded
 from uma.errors import ConfigError
 from uma.http.jobs import ask_of
+from uma.http.openai_chat import ChatBody
 from uma.jobs import (
     BadInput,
     Results,
@@ -46,6 +47,7 @@ from uma.jobs import (
     read_rows,
 )
 from uma.types import Priority, Source
+from uma.wrong import nearest
 
 PROGRAM = "uma batch"
 CSV = (".csv", ".csv.gz")
@@ -219,8 +221,12 @@ async def _shown(runner: Runner, options: argparse.Namespace, interrupts: Interr
     tally = runner.tally
     view.end(speed, is_done=is_done)
     if tally.ignored:
-        shown = ", ".join(f"{sanitize_line(name)} ({words.rows(n)})" for name, n in tally.ignored.most_common())
-        view.tell(f"fields that had no effect: {shown}")
+        known = [field.name for field in attrs.fields(ChatBody)]
+        shown = (
+            f"{sanitize_line(name)} ({words.rows(n)}{'' if name in known else nearest(name, known)})"
+            for name, n in tally.ignored.most_common()
+        )
+        view.tell(f"fields that had no effect: {', '.join(shown)}")
     for (asked, model), n in tally.replaced.most_common():
         view.tell(f"{words.rows(n)} named {sanitize_line(asked[:200])}, answered by {sanitize_line(model)}")
     if not is_done:

@@ -26,7 +26,7 @@ from uma.cli.terminal import TextOutput
 from uma.cli.trio_run import Interrupts, run
 from uma.cli.view import DROPPED, PROMPT, ChatView, PlainLines, PlainView
 from uma.client import connect
-from uma.config import Loaded, nearest
+from uma.config import Loaded
 from uma.errors import (
     BadRequest,
     ConnectionLost,
@@ -39,6 +39,7 @@ from uma.errors import (
 )
 from uma.models.names import NONE_HERE, adapter_in, one_meant, with_adapter, without_adapter
 from uma.types import CHAT_SAMPLING, Finished, ReasoningDelta, Request, SamplingParams, ServerInfo, Token, Truncation
+from uma.wrong import nearest
 
 HUNG_UP = (ConnectionLost, IdleTimeout)
 """Errors that end a session which the server has closed while no request ran."""

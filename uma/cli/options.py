@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import attrs
 
 from uma.cli import say
-from uma.config import HTTP, LOG, Loaded, Setting, load, nearest, settings
+from uma.config import HTTP, LOG, Loaded, Setting, load, settings
 from uma.constraints import Range, hints_of, name_of, problems, show
 from uma.errors import ConfigError
 from uma.types import CHAT_SAMPLING, SAMPLER_FIELDS, SamplingParams
@@ -80,6 +80,7 @@ SAMPLING_HELP: Mapping[str, tuple[str, str]] = types.MappingProxyType(
         "ignore_eos": ("generate --max-tokens tokens, also where the model would end earlier", ""),
     }
 )
+
 """Help and unit of each field of `SamplingParams` that is an option and no setting."""
 
 
@@ -179,16 +180,15 @@ def _setting_reader(option: Setting) -> Callable[[str], Any]:
             value = option.parse(text, "")
         except ConfigError as error:
             raise argparse.ArgumentTypeError(error.message.removeprefix(": ")) from None
-        return _allowed(value, option.hint, option.choices)
+        return _allowed(value, option.hint)
 
     return read
 
 
-def _allowed(value: Any, hint: Any, choices: tuple[str, ...] | None = None) -> Any:
+def _allowed(value: Any, hint: Any) -> Any:
     """`value`, or an `ArgumentTypeError` that says what is allowed."""
     for line in problems(value, hint, ""):
-        close = nearest(str(value), choices) if choices else ""
-        raise argparse.ArgumentTypeError(line.removeprefix(": ") + close)
+        raise argparse.ArgumentTypeError(line.removeprefix(": "))
     return value
 
 

@@ -31,10 +31,11 @@ from uma.cli.options import (
 )
 from uma.cli.sanitize import sanitize
 from uma.cli.table import wrapped
-from uma.config import SERVER_ONLY, nearest, settings
+from uma.config import SERVER_ONLY, settings
 from uma.types import MAX_PAUSE_SEC, MAX_TRACE_SEC, DecisionQuestion, Option
 from uma.types.decision import MAX_LEVELS, MAX_OPTIONS, QuestionKind
 from uma.version import __version__
+from uma.wrong import nearest
 
 USAGE_ERROR = 2
 
@@ -81,6 +82,7 @@ COMMON = frozenset(
     {"model", "models", "memory", "socket", "n_ctx", "threads", "n_gpu_layers", "max_sequences", "http", "http_keys"}
     | {"max_tokens", "temperature", "seed", "stop"}
 )
+
 """Settings and sampling parameters that `--help` tells of, where a command has them; `--help-all` tells of all."""
 
 

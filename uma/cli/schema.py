@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 
 from uma.cli.sanitize import json_text
-from uma.config import nearest
 from uma.contracts.schema import contract_schemas
 from uma.errors import ConfigError
 from uma.protocol.schema import schemas
+from uma.wrong import nearest
 
 
 def main(options: argparse.Namespace) -> int:

@@ -123,8 +123,8 @@ class Interrupts:
 
     @contextmanager
     def abruptly(self) -> Iterator[None]:
-        """A block in which any signal that stops nothing smaller ends the process at once: what it holds need not be
-        freed.
+        """The block in which a model is loaded: any signal that stops nothing smaller ends the process at once, since
+        what it holds need not be freed.
         """
         self._is_abrupt = True
         try:
@@ -136,7 +136,11 @@ class Interrupts:
         """Act on a signal."""
         is_inner = self._innermost is not None and number in self._innermost.signals
         stop = self._innermost if self._innermost is not None and is_inner else self._everything
-        if stop.is_in_vain or (self._is_abrupt and stop is self._everything):
+        is_loading = self._is_abrupt and stop is self._everything
+        if is_loading:
+            with suppress(OSError):  # not by `sys.stderr`, which can be in the middle of a line
+                os.write(2, b"uma: stopped while the model was loading\n")
+        if stop.is_in_vain or is_loading:
             self._leave_now(number)
         stop(number)
 

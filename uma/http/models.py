@@ -21,6 +21,8 @@ others."""
 MODEL_HEADER = b"x-uma-model"
 """The header of an answer that another model gave than was asked for."""
 
+SERVER_NAMES = "--alias gives it more names, --alias '*' any"
+
 
 @attrs.frozen
 class ModelNames:
@@ -32,6 +34,8 @@ class ModelNames:
     """LoRA adapters of the model, by their names."""
     takes_any: bool = False
     """Any name means the loaded model."""
+    more_names: str = SERVER_NAMES
+    """How it gets other names, for the error where one is asked for."""
     loaded_at: int = attrs.field(factory=lambda: int(time.time()))
     """Unix time, for lists that have a date."""
 
@@ -49,7 +53,10 @@ class ModelNames:
         path = Path(model.path)
         names = dict.fromkeys((*config.aliases, model.title, path.stem, path.name))
         others = tuple(name for name in names if name not in (model.name, ""))
-        return cls(model.name, others, source.info.capabilities.adapters, config.takes_any_model)
+        more = SERVER_NAMES if config.http else "--any-model takes such rows"  # without HTTP it is a job's
+        return cls(
+            model.name, others, source.info.capabilities.adapters, takes_any=config.takes_any_model, more_names=more
+        )
 
     def check(self, asked: str | None, http: Exchange | None = None) -> str:
         """The name to answer with. None asks for the loaded model. Raises `ModelNotFound`.
@@ -61,10 +68,7 @@ class ModelNames:
         if http is not None and asked.startswith(FOREIGN):
             http.extra_headers.append((MODEL_HEADER, header_value(self.name)))
             return asked
-        raise ModelNotFound(
-            f"model: {asked[:200]!r} is not loaded here; this server has {self.name!r} "
-            "(--alias gives it more names, --alias '*' any)"
-        )
+        raise ModelNotFound(f"model: {asked[:200]!r} is not loaded here; {self.name!r} is ({self.more_names})")
 
     def knows(self, asked: str) -> bool:
         """Whether `asked` is one of the names, as `--model` takes them: in capitals or not, or the beginning of one."""

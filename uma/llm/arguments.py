@@ -16,11 +16,11 @@ from typing import Any, TypeVar
 import attrs
 
 from uma import json_text
-from uma.config import LOG, SERVER_ONLY, RuntimeConfig, nearest, settings
+from uma.config import LOG, SERVER_ONLY, RuntimeConfig, settings
 from uma.constraints import show
 from uma.errors import BadRequest, ConfigError, UmaError
 from uma.types import GRAMMAR_FIELDS, Media, Message, ReasoningMode, SamplingParams, Tool, ToolCall, joined
-from uma.wrong import Wrong, WrongValues
+from uma.wrong import Wrong, WrongValues, nearest
 
 T = TypeVar("T")
 Conversation = Sequence[Message | Mapping[str, Any]]

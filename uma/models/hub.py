@@ -15,12 +15,12 @@ from urllib.parse import quote, unquote, urlsplit
 
 import attrs
 
-from uma.config import nearest
 from uma.errors import ModelError, UmaError, told
 from uma.llama import header
 from uma.models import projectors
 from uma.models.names import HOSTS
 from uma.models.places import is_projector, quantization_of
+from uma.wrong import nearest
 
 MAIN = "main"
 LIST_SEC = 30.0
@@ -34,6 +34,7 @@ PREFERRED = (
 _REFERENCE = re.compile(
     r"(?P<repository>\w[\w.-]*/\w[\w.-]*)(?:@(?P<before>[^:@]+))?(?::(?P<what>[^@:]+))?(?:@(?P<behind>[^:@]+))?"
 )
+
 _PATH = re.compile(r"(?P<repository>[^/]+/[^/]+)(?:/(?:resolve|blob|raw|tree)/(?P<revision>[^/]+)(?:/(?P<what>.+))?)?")
 
 
