@@ -19,7 +19,7 @@ from http_clients import ollama_of, openai_of
 from http_server import Answered, HttpServer, running_http
 from hub_server import running_hub
 
-from harness import RunInProcessText, short_directory, until
+from harness import RunInProcessText, run_to_end, short_directory, uma_command, until
 from models import write_encoder, write_model
 from uma.cli import main
 from uma.client import connect
@@ -316,6 +316,20 @@ async def test_processes_of_models_are_neither_sessions_nor_servers_in_the_metri
         async with connect(server.process.socket, model="alpha"):
             metrics = await client.metrics()
         assert (metrics["active_sessions"], metrics["sessions_total"]) == (2, before + 1)
+
+
+def test_the_log_of_a_server_that_ends_counts_the_answers_that_still_run(place: Path) -> None:
+    models = {"UMA_MODELS": str(place / "models")}
+    with (
+        short_directory() as own,
+        running_http(own, "--models", "all", **models) as server,
+        server.connect() as raw,
+    ):
+        assert run_to_end(*uma_command("pause", "--socket", str(server.process.socket))).returncode == 0
+        raw.send("POST", "/v1/completions", {"model": "alpha", "prompt": "a", "max_tokens": 2})
+        until(server.process.metrics, lambda found: found["queued_requests"] + found["active_sequences"] == 1)
+        server.process.signal(signal.SIGTERM)
+        server.process.log.wait_for("event=http.draining requests=1")
 
 
 @pytest.fixture(scope="module")

@@ -56,6 +56,7 @@ def test_healthy_is_success_with_a_token_within_the_time(result: HealthCheckResu
 def test_an_engine_that_is_stalled_or_draining_is_not_healthy() -> None:
     assert is_healthy(result_of(Health("ok", 3.0, 1)))
     assert not is_healthy(result_of(Health("stalled", 3.0, 0)))
+    assert result_of(Health("ok", 0.0, 0)).error == "nothing was generated: no model is loaded"
     assert result_of(Health("draining", 0.0, 0)).error == "the engine is draining"
 
 

@@ -359,6 +359,8 @@ class _Streamed:
         is_taken = len({each.id for each in running}) + len(self._results) >= at_once or waiting > 0
         if may_wait and not is_taken:
             return ""
+        if (await source.metrics()).get("paused_sec"):
+            return "paused"
         if not running:
             return "waiting"
         self.writer.prompt_state = self.writer.prompt_state or PromptState.of(running[0])

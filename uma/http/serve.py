@@ -103,6 +103,7 @@ class HttpService:
         self._accepting.cancel()
 
     async def _drain(self) -> None:
+        log(logger, logging.INFO, "http.draining", requests=len(self.gateway.answering))
         for connection in list(self._connections):
             connection.drain()
         self.gateway.batches.drain()

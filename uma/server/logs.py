@@ -83,7 +83,9 @@ def short_line(record: logging.LogRecord, more: Mapping[str, Any]) -> str:
 
 OF_CLIENTS = ("E_PROTO_", "E_LIMIT_")
 """Beginnings of the codes of errors on the socket that are the client's own."""
-SHOWN_BELOW = frozenset({"server.ready", "http.ready", "server.draining", "server.stopped", "http.stopped", "signal"})
+SHOWN_BELOW = frozenset(
+    {"server.ready", "http.ready", "server.draining", "server.stopped", "http.draining", "http.stopped", "signal"}
+)
 """Events of the server's life, which a terminal shows below its lines or in what is said at the start."""
 SENTENCES = {
     "cache.disk_enabled": "",  # the start tells it
