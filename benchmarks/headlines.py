@@ -10,7 +10,8 @@ from benchmarks.scenario import Check
 BEGIN, END = "<!-- measured: written by `python -m benchmarks --publish` -->", "<!-- end of measured -->"
 MACHINES = ("AMD EPYC, family 25 model 17", "Intel(R) Xeon(R) Processor", "NVIDIA H200")
 """Machines that README.md shows: a CPU of each maker, and a GPU. benchmarks/README.md has all that were measured."""
-STREAMS = (1, 8, 32, 64, 256)
+STREAMS = {"CPU": (1, 8, 32, 64), "GPU": (1, 64, 256)}
+"""Numbers of streams that are measured on each."""
 PEER = "tokens/s of llama-server's better layout"
 
 ROWS: dict[str, tuple[str, ...]] = {
@@ -24,9 +25,12 @@ ROWS: dict[str, tuple[str, ...]] = {
     "eight prompts that begin alike: llama-server's time until all are done ÷ UMA's": (
         "shared prefix, cold: times faster than llama-server's better layout",
     ),
-    f"{' / '.join(map(str, STREAMS))} streams: tokens/s ÷ llama-server's": tuple(
-        f"{count} stream{'s' if count > 1 else ''}: {PEER}" for count in STREAMS
-    ),
+    **{
+        f"{'/'.join(map(str, counts))} streams, {where}: tokens/s ÷ llama-server's": tuple(
+            f"{count} stream{'s' if count > 1 else ''}: {PEER}" for count in counts
+        )
+        for where, counts in STREAMS.items()
+    },
 }
 """What README.md calls a row, and the claims in it."""
 
@@ -53,9 +57,4 @@ def _bars(checks: Sequence[Check]) -> str:
 
 
 def _cell(checks: Sequence[Check | None]) -> str:
-    if not any(checks):
-        return ""
-    figures = ["-" if each is None else marked(each).replace(" x", "") for each in checks]
-    while figures[-1] == "-":
-        figures.pop()
-    return " / ".join(figures)
+    return " / ".join(marked(each).replace(" x", "") for each in checks if each) if all(checks) else "-"
