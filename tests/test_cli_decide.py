@@ -96,6 +96,7 @@ def test_a_question_that_is_none_is_refused(tmp_path: Path, decide: RunInProcess
 @pytest.mark.parametrize(
     ("asked", "example"),
     [
+        (("--yes", ""), '--yes: the question is empty; write it, such as "Is it spam?"'),
         (("--yes", "Is it spam?"), 'uma decide --yes "Is it spam?" mails.txt'),
         (("--score", "How urgent?"), "levels: How urgent?=1..5"),
         (("--choice", "topic"), "options: topic=a,b"),

@@ -103,6 +103,15 @@ def test_help_has_a_command_s_own_options_and_some_settings_and_help_all_the_res
     assert max(map(len, build_parser().format_help().splitlines())) <= 80
 
 
+def test_help_leaves_out_three_settings_at_least_and_a_diagnosis_has_those_it_looks_at() -> None:
+    n_rare = [len(command(each.name).rare()) for each in COMMANDS]
+    assert 0 in n_rare and min(n for n in n_rare if n) >= 3
+    assert "--config" in command("pin").format_help()
+    options = command("doctor").options()
+    assert {"--socket", "--threads", "--models"} <= set(options)
+    assert not {"--http", "--max-tokens", "--temperature"} & set(options)
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_examples_at_the_foot_of_a_command_s_help_are_commands(name: str) -> None:
     for example in EXAMPLES[name]:

@@ -7,8 +7,9 @@ from typing import Any
 
 import attrs
 import pytest
+from pty_screen import Terminal
 
-from harness import ServerProcess, run_to_end, uma_command
+from harness import BULKY, Raw, ServerProcess, ask, clean_environ, run_to_end, uma_command
 from uma import figures
 from uma.cli import main, say, words
 from uma.cli.run import announce, banner
@@ -138,3 +139,22 @@ def test_what_cannot_be_served_is_told_before_anything_is_opened(
     assert main(["run", *flags]) == 2
     assert why in capsys.readouterr().err
     assert not opened
+
+
+def test_a_stop_is_told_once_with_what_may_finish_and_refusals_meanwhile_are_not(socket_dir: Path) -> None:
+    command = uma_command("run", "builtin", "--socket", str(socket_dir / "s"), "--drain-timeout-sec", "30")
+    with Terminal(command, clean_environ(), columns=100) as terminal:
+        terminal.wait_for("Ctrl-C ends the server")
+        with Raw(socket_dir / "s") as raw:
+            raw.hello()
+            raw.send(ask("runs", max_tokens=30_000, metadata=BULKY))
+            raw.until_token("runs")
+            terminal.type("\x03")
+            terminal.wait_for("stopping: 1 request may finish, 30 s at most; Ctrl-C again ends at once")
+            raw.send(*(ask(id) for id in "abc"), {"type": "health"})
+            while (told := raw.receive()) is not None and told.get("id") != "c":
+                pass
+            assert told is not None and told["code"] == "E_RUNTIME_SHUTDOWN"
+            terminal.type("\x03")
+            assert terminal.wait() == 130
+        assert "warning" not in terminal.text and "uma run" not in terminal.text.partition("stopping: ")[2]

@@ -689,6 +689,13 @@ def test_http_that_cannot_start_says_why_in_one_line(
     assert "Traceback" not in done.stderr
 
 
+def test_an_ipv6_address_has_brackets_before_its_port() -> None:
+    assert Address.parse("[::1]:8080") == Address("::1", 8080)
+    for wrong in ("127.0.0.1:8080:90", "::1:8080"):
+        with pytest.raises(ConfigError, match="expected ADDRESS:PORT"):
+            Address.parse(wrong)
+
+
 def test_where_a_port_is_taken_the_address_is_told_once_with_a_way_out() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -386,6 +386,7 @@ def test_a_url_of_a_file_and_another_revision_are_taken(uma: Run, hub: Hub, home
         ("a/b@../../x", None),
         ("a/../b", None),
         ("../b", None),
+        ("/etc/passwd", None),
         ("a/b:", None),
         ("", None),
         ("a/\x1b[2J", None),

@@ -177,6 +177,9 @@ def test_a_terminal_shows_what_was_answered_where_to_ask_and_nothing_that_only_l
             log(server, logging.INFO, "cache.disk_enabled", folder="/c", most_mib=4096)
             log(server, logging.INFO, "model.loaded", model="Qwen2.5-Coder-0.5B-Instruct", ms=4928, bytes=3)
             log(server, logging.WARNING, "model.ended", model="m", why=None)
+            log(server, logging.INFO, "request.ended", session="s5", number=65537, was_running=True)
+            ended: dict[str, Any] = {"request": "chat-6033-1", "code": "E_RUNTIME_ENDED", "message": "it was ended"}
+            log(server, logging.WARNING, "request.failed", **ended)
             log(
                 server, logging.WARNING, "model.too_large", reason="gemma: beside all weights " + 3 * "there is memory "
             )
@@ -188,7 +191,7 @@ def test_a_terminal_shows_what_was_answered_where_to_ask_and_nothing_that_only_l
     os.close(master)
     os.close(slave)
     below = "\x1b[2mhttp://127.0.0.1:8080 · Ctrl-C ends the server\x1b[0m"
-    assert shown.count(below) == 7
+    assert shown.count(below) == 8
     *whole, wrapped = shown.replace(below, "").replace("\r\x1b[2K", "").splitlines()
     lines = [line[6:] for line in whole]
     assert lines == [
@@ -197,6 +200,7 @@ def test_a_terminal_shows_what_was_answered_where_to_ask_and_nothing_that_only_l
         "warning: no such path: /x\\u001b[2J",
         "Qwen2.5-Coder-0.5B-Instruct is loaded, after 4.9 s",
         "warning: m has left memory",
+        "chat-6033-1 was ended, by `uma top` or the live view",
         "warning: gemma: beside all weights there is memory there is memory there",
     ]
     assert wrapped == "  is memory"

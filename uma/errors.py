@@ -211,6 +211,10 @@ class ShuttingDown(UmaError):
     code = "E_RUNTIME_SHUTDOWN"
 
 
+STOPPING = "the server is stopping; start it again with `uma run`"
+"""Message of the `ShuttingDown` with which a server refuses what comes while it stops."""
+
+
 WIRE_ERRORS: dict[str, type[UmaError]] = {
     cls.code: cls
     for cls in (

@@ -31,7 +31,7 @@ from uma.cli.options import (
 )
 from uma.cli.sanitize import sanitize
 from uma.cli.table import wrapped
-from uma.config import SERVER_ONLY, settings
+from uma.config import HTTP, LOG, SERVER_ONLY, settings
 from uma.types import MAX_PAUSE_SEC, MAX_TRACE_SEC, DecisionQuestion, Option
 from uma.types.decision import MAX_LEVELS, MAX_OPTIONS, QuestionKind
 from uma.version import __version__
@@ -85,6 +85,8 @@ COMMON = frozenset(
 
 """Settings and sampling parameters that `--help` tells of, where a command has them; `--help-all` tells of all."""
 
+LEAST_RARE = 3
+"""Fewer rare settings than these are in `--help`, too."""
 
 EXAMPLES = {
     "run": ("uma run builtin", "uma run --http --memory 8000    all models here, over HTTP too"),
@@ -189,7 +191,8 @@ class CommandParser(argparse.ArgumentParser):
     def rare(self) -> frozenset[argparse.Action]:
         """Settings and sampling parameters that `--help` leaves to `--help-all`."""
         derived = (action for group in self._derived() for action in group._group_actions)
-        return frozenset(action for action in derived if re.sub(r"^(setting|sampling)_", "", action.dest) not in COMMON)
+        rare = [action for action in derived if re.sub(r"^(setting|sampling)_", "", action.dest) not in COMMON]
+        return frozenset(rare if len(rare) >= LEAST_RARE else ())
 
     def _derived(self) -> list[argparse._ArgumentGroup]:
         """The groups of settings and sampling parameters."""
@@ -332,7 +335,9 @@ def _describe_decide(parser: argparse.ArgumentParser) -> None:
 def _question(kind: QuestionKind, text: str) -> DecisionQuestion:
     """What an option asks: `Is it spam?`, `topic=a,b,c`, or `How urgent?=1..5` or with names of levels."""
     asked, _, given = (text, "", "") if kind == "predicate" else text.rpartition("=")
-    if not asked:
+    if not asked.strip():
+        if kind == "predicate":
+            raise argparse.ArgumentTypeError('the question is empty; write it, such as "Is it spam?"')
         example = "levels: How urgent?=1..5" if kind == "score" else "options: topic=a,b"
         raise argparse.ArgumentTypeError(f"expected a question, then = and its {example}")
     first, dots, last = given.partition("..")
@@ -522,7 +527,7 @@ def _describe_config(parser: argparse.ArgumentParser) -> None:
 def _describe_doctor(parser: argparse.ArgumentParser) -> None:
     add_flag(parser, "--json", "a JSON object instead of a table")
     add_flag(parser, "--details", "also the build, folders and memory, where nothing needs doing about them")
-    add_settings(parser)
+    add_settings(parser, leave_out=HTTP | SAMPLING | LOG)
 
 
 def _describe_schema(parser: argparse.ArgumentParser) -> None:

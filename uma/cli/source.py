@@ -207,7 +207,7 @@ async def _found(
 @asynccontextmanager
 async def asking(path: str, *, waits: bool = True) -> AsyncIterator[Client]:
     """A session with the server on a socket for what no model is needed for. `waits`: see `connect`. Where no server
-    listens there, the error tells of those elsewhere, if there are any.
+    listens there, the error tells of those elsewhere, or how to start one.
     """
     async with AsyncExitStack() as stack:
         try:
@@ -216,9 +216,11 @@ async def asking(path: str, *, waits: bool = True) -> AsyncIterator[Client]:
             else:
                 client = await stack.enter_async_context(connect(path, loads=False, waits=False))
         except ConnectionLost as error:
-            if not _is_none_there(error) or not any(str(other) != path for other in listening_sockets()):
+            if not _is_none_there(error):
                 raise
-            raise ConnectionLost(f"{path}: no server listens there; `uma ps` lists those that run") from error
+            has_others = any(str(other) != path for other in listening_sockets())
+            advice = "`uma ps` lists those that run" if has_others else "start one with `uma run`"
+            raise ConnectionLost(f"{path}: no server listens there; {advice}") from error
         yield client
 
 

@@ -53,7 +53,7 @@ from uma.engine.submission import MAX_EXPLAINED, Over, Prepared, Preparing, Subm
 from uma.engine.worker.loop import DecodeWorker, WorkerSettings, ended_by
 from uma.engine.worker.sequence import PromptReport, Sequence
 from uma.engine.worker.status import Status
-from uma.errors import BadRequest, Ended, Overloaded, ShuttingDown, UmaError
+from uma.errors import STOPPING, BadRequest, Ended, Overloaded, ShuttingDown, UmaError
 from uma.llama.context import Context
 from uma.llama.grammar import GrammarCompiler, GrammarState
 from uma.llama.heads import PredictionHeads
@@ -514,7 +514,7 @@ class Engine:
         if self._fault is not None:
             raise ended_by(self._fault)
         if self._is_draining:
-            raise ShuttingDown("the server is stopping and takes no new requests")
+            raise ShuttingDown(STOPPING)
 
     @contextmanager
     def _in_use(self) -> Iterator[None]:

@@ -26,10 +26,11 @@ class Address:
         """`127.0.0.1:8080`, `[::1]:8080`, `name:8080`, `:8080` or `8080`. Raises `ConfigError`."""
         host, colon, port = text.rpartition(":")
         host = host if colon else ""
-        host = host.removeprefix("[").removesuffix("]") or "127.0.0.1"
-        if not (port.isascii() and port.isdigit() and int(port) <= 65_535):
-            why = f"expected ADDRESS:PORT, such as 127.0.0.1:8080, with a port of at most 65535, not {text!r}"
-            raise ConfigError(f"http: {why}")
+        is_ipv6 = host.startswith("[") and host.endswith("]")
+        host = (host[1:-1] if is_ipv6 else host) or "127.0.0.1"
+        if (":" in host and not is_ipv6) or not (port.isascii() and port.isdigit() and int(port) <= 65_535):
+            why = "expected ADDRESS:PORT, such as 127.0.0.1:8080 or [::1]:8080, with a port of at most 65535"
+            raise ConfigError(f"http: {why}, not {text!r}")
         return cls(host, int(port))
 
     def listen(self) -> socket.socket:

@@ -148,8 +148,8 @@ def parse(text: str, environ: Mapping[str, str]) -> Reference:
         groups = match.groupdict() if match else {}
         found = Reference(groups.get("repository") or "", groups.get("what") or "", groups.get("revision") or MAIN)
     else:
-        host = next((name for name in HOSTS if text.startswith(f"{name}/")), "")
-        match = _REFERENCE.fullmatch(text.removeprefix(f"{host}/"))
+        host = next((f"{name}/" for name in HOSTS if text.startswith(f"{name}/")), "")
+        match = _REFERENCE.fullmatch(text.removeprefix(host))
         groups = match.groupdict() if match else {}
         revision = groups.get("before") or groups.get("behind") or MAIN
         found = Reference(groups.get("repository") or "", groups.get("what") or "", revision)

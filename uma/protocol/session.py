@@ -50,6 +50,7 @@ import attrs
 import orjson
 
 from uma.errors import (
+    STOPPING,
     BadRequest,
     Busy,
     FrameTooLarge,
@@ -262,7 +263,7 @@ class ServerSession:
         if (self.phase, "hello") not in PHASES:
             raise BadRequest.at("type", "a hello must be the first frame of its session, and this is a later one")
         if self._is_draining:
-            raise ShuttingDown(_STOPPING)
+            raise ShuttingDown(STOPPING)
         self.version = negotiate(hello.versions)
         self._move("hello")
         self.client = hello.client
@@ -272,7 +273,7 @@ class ServerSession:
     def _take_request(self, message: Generate | Query) -> None:
         # A monitor must be able to see the server drain.
         if self._is_draining and not isinstance(message, HealthQuery | MetricsQuery):
-            raise ShuttingDown(_STOPPING)
+            raise ShuttingDown(STOPPING)
         if self.phase is Phase.PLAIN and self._running:
             raise Busy(
                 "a request is running already, and a plain session has one at a time; "
@@ -387,7 +388,7 @@ class ServerSession:
         Closes once nothing runs; now, if so.
         """
         self._is_draining = True
-        return b"" if self._running else self.fail(ShuttingDown(_STOPPING))
+        return b"" if self._running else self.fail(ShuttingDown(STOPPING))
 
     def flushed(self) -> bool:
         """All that was handed out has been written. True: close the socket now."""
@@ -534,7 +535,6 @@ _TOLD_AS: Mapping[type, type[ServerEvent]] = MappingProxyType(
     {Prompt: PromptEvent, ReasoningDelta: ReasoningEvent, ToolCallDelta: ToolCallEvent}
 )
 """Events of the wire by the events of a generation that they carry."""
-_STOPPING = "the server is stopping; start it again with `uma run`"
 
 
 def _marks_of(message: ClientMessage) -> tuple[str | None, dict[str, Any] | None]:

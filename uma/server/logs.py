@@ -20,6 +20,7 @@ from typing import Any
 import orjson
 
 from uma.config import RuntimeConfig, is_debugging
+from uma.errors import STOPPING, Ended, ShuttingDown
 from uma.net.logfmt import LogEvent, log, logfmt, visible
 
 __all__ = ["LineHandler", "json_line", "log", "logfmt", "logging_to", "text_line"]
@@ -71,9 +72,14 @@ def short_line(record: logging.LogRecord, more: Mapping[str, Any]) -> str:
     """
     fields = dict(record.msg.fields) if isinstance(record.msg, LogEvent) else {}
     event = fields.pop("event", "")
-    if event in ("http.request", "request.finished"):
+    code, message = fields.get("code", ""), fields.get("message", STOPPING)
+    if code == ShuttingDown.code and message == STOPPING:
+        return ""  # that it stops has been said
+    if code == Ended.code:
+        told = f"{fields.get('request') or _path_words(fields)} was ended, by `uma top` or the live view"
+    elif event in ("http.request", "request.finished"):
         told = _answered(event, fields)
-    elif event not in SENTENCES and (fields.get("status", 500) < 500 or fields.get("code", "").startswith(OF_CLIENTS)):
+    elif event not in SENTENCES and (fields.get("status", 500) < 500 or code.startswith(OF_CLIENTS)):
         told = _refused(fields)
     else:
         told = _told(record, event, fields)
@@ -83,12 +89,11 @@ def short_line(record: logging.LogRecord, more: Mapping[str, Any]) -> str:
 
 OF_CLIENTS = ("E_PROTO_", "E_LIMIT_")
 """Beginnings of the codes of errors on the socket that are the client's own."""
-SHOWN_BELOW = frozenset(
-    {"server.ready", "http.ready", "server.draining", "server.stopped", "http.draining", "http.stopped", "signal"}
-)
+SHOWN_BELOW = frozenset({"server.ready", "http.ready", "server.stopped", "http.draining", "http.stopped", "signal"})
 """Events of the server's life, which a terminal shows below its lines or in what is said at the start."""
 SENTENCES = {
     "cache.disk_enabled": "",  # the start tells it
+    "request.ended": "",  # its own failure tells it
     "model.loading": "loading {model}",
     "model.loaded": "{model} is loaded, after {sec} s",
     "model.ended": "{model} has left memory. {why}",
@@ -109,6 +114,10 @@ def _told(record: logging.LogRecord, event: str, fields: dict[str, Any]) -> str:
         told = SENTENCES[event].format_map(defaultdict(str, fields, sec=f"{fields.get('ms', 0) / 1000:.1f}"))
         told = told.rstrip(". ")
         return told and level + told
+    if event == "server.draining":
+        n = fields.get("requests")
+        may = f"{n} request{'s' * (n != 1)} may finish, {fields['seconds']:g} s at most" if n else ""
+        return may and f"stopping: {may}; Ctrl-C again ends at once"
     name = event.replace(".", " ").replace("_", " ")
     return "" if event in SHOWN_BELOW else f"{level}{fields.get('message') or f'{name} {logfmt(fields)}'.rstrip()}"
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 import socket
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
 import trio
 
 from uma.config import RuntimeConfig
-from uma.errors import ShuttingDown, TooManySessions, UmaError
+from uma.errors import STOPPING, ShuttingDown, TooManySessions, UmaError
 from uma.net.accept import accept_forever
 from uma.server import socketfile
 from uma.server.connection import Connection, ConnectionHost, ServedEngine
@@ -25,6 +26,8 @@ from uma.types import LoadProgress
 
 logger = logging.getLogger("uma.server")
 
+COUNT_SEC = 0.5
+"""Maximum time in which a stopping server counts what runs."""
 FAREWELL_SEC = 1.0
 """Maximum time for the last words of a stopping server to be read."""
 
@@ -146,10 +149,10 @@ class Server(ConnectionHost):
                 sock, _ = listener.accept()
             except OSError:
                 return
-            self._admit(sock, nursery, ShuttingDown("the server is stopping; start it again with `uma run`"))
+            self._admit(sock, nursery, ShuttingDown(STOPPING))
 
     async def _drain(self) -> None:
-        log(logger, logging.INFO, "server.draining", sessions=len(self._connections))
+        await self._log_drain()
         self.engine.begin_drain()
         for connection in self._connections:
             connection.drain()
@@ -159,6 +162,17 @@ class Server(ConnectionHost):
             connection.abort(ShuttingDown("the server is stopping, and this took longer than drain_timeout_sec"))
         with trio.move_on_after(FAREWELL_SEC):
             await self._all_gone()
+
+    async def _log_drain(self) -> None:
+        """Log how many requests may still finish, in which time: of a model's own process the server in front tells."""
+        requests = None
+        with trio.move_on_after(COUNT_SEC), suppress(UmaError):
+            if not self.is_child:
+                now = await self.engine.activity()
+                waiting = now.waiting_interactive + now.waiting_normal + now.waiting_background
+                requests = len(now.running) + waiting
+        sessions, seconds = len(self._connections), self.config.drain_timeout_sec
+        log(logger, logging.INFO, "server.draining", sessions=sessions, requests=requests, seconds=seconds)
 
     async def _all_gone(self) -> None:
         while self._connections or self._refused:

@@ -24,6 +24,7 @@ from uma.config import ALL_MODELS, BUILTIN, ModelSettings, RuntimeConfig
 from uma.engine.kv.disk import made_folder
 from uma.engine.sizing import free_memory_bytes
 from uma.errors import (
+    STOPPING,
     BadRequest,
     ConfigError,
     InternalError,
@@ -417,7 +418,7 @@ class LoadedModels(Models):
     def ask_for(self, model: ServedModel) -> ModelLoad:
         """See `model.ModelLoader`. Raises what it has failed by, a moment ago."""
         if self._is_draining:
-            raise ShuttingDown("the server is stopping; start it again with `uma run`")
+            raise ShuttingDown(STOPPING)
         if model.load is None:
             if (retry_ms := model.retry_after_ms) is not None:
                 raise model.failure(
