@@ -256,9 +256,33 @@ def test_of_several_servers_idle_ones_have_a_line_and_requests_are_always_there(
     assert all(any(line.startswith(f"prog{number}") for line in shown) for number in range(1, 7)), shown
     many = [frame(1, request(number), where=f"/run/{number}.sock", model=f"m{number}") for number in range(1, 9)]
     low = text(after(*many, Lost("/run/8.sock", "the server does not answer")), columns, 24)
-    assert all(f"m{number}   " in low for number in range(1, 9)), low
+    assert all(f"   m{number}   " in low for number in range(1, 9)), low
     assert low.count("prog") >= 7
-    assert "m8   the server does not answer" in low
+    assert "the server does not answer   m8   /run/8.sock" in low
+
+
+def test_a_server_s_line_has_its_state_and_its_socket_whatever_its_models_are_called() -> None:
+    names = ", ".join(f"qwen2.5-coder-{number}b-instruct-q4_k_m" for number in range(4)) + " of 5 models"
+    several = frame(1, model=names, in_short="4 of 5 models", where="/run/user/1000/uma.sock")
+    long = frame(1, model="a-name-" * 20, where="/run/long.sock")
+    shown = text(after(several, long), 80).splitlines()
+    assert "idle   4 of 5 models   /run/user/1000/uma.sock" in shown
+    (line,) = [line for line in shown if line.endswith("…   /run/long.sock")]
+    assert line.startswith("idle   a-name-") and cell_len(line) == 80
+
+
+def test_the_usual_server_is_first_in_any_order_and_idle_others_fold_where_space_is_short() -> None:
+    idle = [frame(1, where=f"/run/{number}.sock", model=f"idle{number}") for number in range(4)]
+    busy = frame(1, *(request(number) for number in range(1, 9)), where="/run/busy.sock", model="busy")
+    usual = frame(1, where="/run/usual.sock", model="usual")
+    orders = ([*idle, busy, usual], [busy, usual, *idle[::-1]])
+    one, other = (text(after(*frames, state=TopState(first="/run/usual.sock")), 80) for frames in orders)
+    assert one == other
+    lines = [line for line in one.splitlines() if line.startswith("idle")]
+    assert [line.split()[1] for line in lines] == ["usual", "idle0", "idle1", "idle2", "idle3"]
+    low = text(after(*orders[0], state=TopState(first="/run/usual.sock")), 80, 20)
+    assert "4 others idle" in low and "idle   usual" in low and "idle0" not in low
+    assert "(short)" in text(press(after(*orders[0]), "?"), 80, 24)
 
 
 def test_a_low_screen_shows_the_chosen_request_and_says_how_many_are_missing() -> None:

@@ -54,9 +54,12 @@ class Top:
     loaded: Loaded
     url: str | None
     key: str | None
-    state: TopState = TopState()
+    state: TopState = attrs.field(init=False)
     changed: trio.Event = attrs.field(factory=trio.Event, init=False)
     _feeds: dict[str, Feed] = attrs.field(factory=dict, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.state = TopState(first=self.loaded.config.socket)
 
     def take(self, event: Event) -> End | str | None:
         """Take in what happened; what is to be done."""

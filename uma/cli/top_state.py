@@ -43,6 +43,8 @@ class Frame:
     """Ids of the requests that can be ended from here; None: all of them."""
     pid: int | None = None
     rss_bytes: int | None = None
+    in_short: str = ""
+    """`4 of 5 models`, where `model` has the names of several."""
 
 
 @attrs.frozen
@@ -98,7 +100,7 @@ class WatchedServer:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing runs or waits there."""
+        """Whether nothing runs or waits there, as far as is known."""
         return self.newest is not None and not (self.newest.figures.running or self.newest.figures.waiting)
 
     def history(self, name: str) -> list[float]:
@@ -220,11 +222,14 @@ class TopState:
     note: str = ""
     paused: Mapping[str, WatchedServer] | None = None
     """What is shown instead of `servers`, which go on."""
+    first: str = ""
+    """The server that is shown first: the one on the usual socket, or the one that was asked for."""
 
     @property
     def shown(self) -> Mapping[str, WatchedServer]:
-        """The servers as they are to be shown."""
-        return self.servers if self.paused is None else self.paused
+        """The servers as they are to be shown, always in the same order."""
+        servers = self.servers if self.paused is None else self.paused
+        return dict(sorted(servers.items(), key=lambda known: (known[0] != self.first, known[0])))
 
     def rows(self) -> list[RequestRow]:
         """The requests, as filter and order have them."""

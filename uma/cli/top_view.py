@@ -20,7 +20,7 @@ from rich.text import Text
 from uma import figures
 from uma.cli import words
 from uma.cli.sanitize import sanitize_line
-from uma.cli.top_state import SECONDS, RequestRow, TopState, WatchedServer, pid_of, program_of
+from uma.cli.top_state import SECONDS, SHORT, RequestRow, TopState, WatchedServer, pid_of, program_of
 from uma.metrics.histogram import MS_BOUNDS
 from uma.metrics.live import Percentiles
 
@@ -35,6 +35,8 @@ KEYS_COLUMNS = 14
 """Columns of the keys in the help."""
 REQUESTS_PART = 3
 """The requests have one of so many parts of the screen at least, where there are enough of them."""
+LEAST_NAME = 12
+"""Columns that the name of a server's model has at least, on a line of its own."""
 MAX_SPARK = 30
 """Columns of a line of the last minute."""
 
@@ -44,6 +46,7 @@ HELP = (
     ("/", "show requests whose program, id or model has this; Esc: all"),
     ("read, starts", "how much of the prompt is read; when one that waits is expected to start"),
     ("first, gap", "the wait for the first token; the longest one between two"),
+    (SHORT, "programs whose requests were too short to be seen one by one"),
     ("space or p", "hold what is shown; the figures go on behind it"),
     ("x", "end the chosen request, after asking"),
     ("q or Ctrl-C", "leave"),
@@ -100,24 +103,38 @@ def draw(state: TopState, columns: int, lines: int | None = None) -> RenderableT
     rows = state.rows()
     if lines is not None:
         most = max(1, lines - len(foot) - 3 - min(max(1, len(rows)), lines // REQUESTS_PART))
-        head = (head if len(head) <= most else _head(state, columns, is_short=True))[:most]
+        for level in (1, 2):
+            head = head if len(head) <= most else _head(state, columns, level)
+        head = head[:most]
     # Below the head are an empty line, the columns' titles, and how many rows are missing.
     left = None if lines is None else max(1, lines - len(head) - len(foot) - 3)
     return Group(*head, Text(), *_requests(state, rows, columns, left), *foot)
 
 
-def _head(state: TopState, columns: int, *, is_short: bool = False) -> list[Text]:
-    """What stands above the requests. Of several servers an idle one has a line, and each one if it `is_short`."""
+def _head(state: TopState, columns: int, level: int = 0) -> list[Text]:
+    """What stands above the requests. Of several servers an idle one has a line; on level 1 idle ones have one together
+    beside the first, and on level 2 each other one has a line, too.
+    """
     head = [_title(state, columns)]
     if not state.shown:
         head.append(Text("waiting for the first figures …", style="dim"))
     lines: list[Text] = []
+    folded = [where for where, server in state.shown.items() if where != state.first and _has_no_news(server)]
+    folded = folded if level and len(folded) > 1 else []
     for where, server in state.shown.items():
-        if len(state.shown) > 1 and (is_short or server.is_idle):
+        if where in folded:
+            continue
+        if len(state.shown) > 1 and (level > 1 or server.is_idle):
             lines.append(_server_line(where, server, columns))
         else:
             head += _server(where, server, columns)
+    if folded:
+        lines.append(_plain(f"{len(folded)} others idle", "dim"))
     return [*head, *([Text(), *lines] if lines else []), *_programs(state, columns)]
+
+
+def _has_no_news(server: WatchedServer) -> bool:
+    return server.is_idle and not server.lost and not (server.newest and server.newest.metrics.get("paused_sec"))
 
 
 def _cut(head: list[Text], lines: int | None, rest: int) -> list[Text]:
@@ -153,13 +170,17 @@ def _title(state: TopState, columns: int) -> Text:
 def _server_line(where: str, server: WatchedServer, columns: int) -> Text:
     frame = server.newest
     if frame is None:
-        parts = [_plain(where, "bold cyan")]
+        parts = [*([_plain(server.lost, "bold red")] if server.lost else []), _plain(where, "bold cyan")]
     else:
         doing = f"{frame.figures.running:,} running, {frame.figures.waiting:,} waiting"
         doing = "paused" if frame.metrics.get("paused_sec") else "idle" if server.is_idle else doing
-        parts = [_plain(frame.model, "bold cyan"), _plain(doing), _plain(where, "dim")]
-    if server.lost:
-        parts[1:-1] = [_plain(server.lost, "bold red")]
+        state = _plain(server.lost, "bold red") if server.lost else _plain(doing)
+        called = _plain(frame.model, "bold cyan")
+        left = columns - state.cell_len - len(sanitize_line(where)) - 2 * 3
+        if called.cell_len > left and frame.in_short:
+            called = _plain(frame.in_short, "bold cyan")
+        called.truncate(max(LEAST_NAME, left), overflow="ellipsis")
+        parts = [state, called, _plain(where, "dim")]
     line = Text("   ", no_wrap=True, overflow="ellipsis").join(parts)
     line.truncate(columns, overflow="ellipsis")
     return line
