@@ -297,6 +297,10 @@ def test_a_command_typed_wrong_is_answered_with_the_nearest_unless_that_takes_so
         for name in COMMANDS:
             assert name in terminal.text
         tell(terminal, "/model", "context 2,048 tokens")
+        other = write_script_model(home / "other.gguf", [" Yes."])
+        tell(terminal, f"/model {other}", "this server has only builtin; `uma chat")
+        assert f"{other.name}` takes it" in " ".join(terminal.text.split())
+        tell(terminal, "/model nowhere", "this server has only builtin; nowhere: model not found")
         for taking_away in ("/resett", "/und"):
             tell(terminal, taking_away, f"no such command: {taking_away}; ")
             assert f"mean {taking_away[:-1]}?" not in terminal.text and "mean /undo?" not in terminal.text
@@ -736,6 +740,16 @@ def report(self, fraction, real=LoadProgress.report):
 LoadProgress.report = report
 """
 """With it a load stands still while there is a file `hold`, until it is cancelled."""
+
+
+def test_ctrl_c_while_a_model_is_loaded_leaves_no_bar_on_the_screen(home: Path, tiny: Path) -> None:
+    (home / "hold").touch()
+    command = uma_command("generate", "--local", "--model", str(tiny), "hello")
+    with Terminal(command, environ_of(home), cwd=str(home), prelude=LOADS_UNTIL_CANCELLED) as terminal:
+        terminal.wait_for("loading ")
+        terminal.type("\x03")
+        assert terminal.wait() == 130
+        assert [line for line in terminal.text.splitlines() if line] == ["uma: stopped while the model was loading"]
 
 
 def test_ctrl_c_while_another_model_is_loaded_costs_neither_the_chat_nor_its_model(home: Path, tiny: Path) -> None:

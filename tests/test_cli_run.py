@@ -144,7 +144,9 @@ def test_what_cannot_be_served_is_told_before_anything_is_opened(
 def test_a_stop_is_told_once_with_what_may_finish_and_refusals_meanwhile_are_not(socket_dir: Path) -> None:
     command = uma_command("run", "builtin", "--socket", str(socket_dir / "s"), "--drain-timeout-sec", "30")
     with Terminal(command, clean_environ(), columns=100) as terminal:
+        terminal.wait_for("starting …")
         terminal.wait_for("Ctrl-C ends the server")
+        assert "starting" not in terminal.text
         with Raw(socket_dir / "s") as raw:
             raw.hello()
             raw.send(ask("runs", max_tokens=30_000, metadata=BULKY))

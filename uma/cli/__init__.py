@@ -39,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         abandon_output()
         return PIPE_CLOSED
     except KeyboardInterrupt:
+        say.settle()
         return INTERRUPTED
     except (ConfigError, ModelError, ModelUnusable) as error:
         return _report(error, UNUSABLE)
@@ -76,6 +77,8 @@ def _dispatch(argv: Sequence[str] | None) -> int:
         parser.print_help(sys.stderr)
         return UNUSABLE
     module = MODULES.get(options.command, options.command.replace("-", "_"))
+    if module == "run":  # its own module takes seconds to import
+        say.passing("starting …")
     code: int = importlib.import_module(f"uma.cli.{module}").main(options)
     return code
 

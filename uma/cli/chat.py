@@ -74,6 +74,17 @@ def main(options: argparse.Namespace) -> int:
         raise ModelError(f"{error.message}; {ask}") from None
 
 
+def _elsewhere(name: str) -> str:
+    """How a chat with a model is begun that the server has not got."""
+    from uma.models import catalog  # noqa: PLC0415  (slow to import, and seldom needed with a server)
+
+    try:
+        catalog.resolve(name, os.environ)
+    except ModelError as error:
+        return f"; {error.message}"
+    return f"; `uma chat {shlex.quote(name)}` takes it"
+
+
 def _view(commands: Iterable[str], *, keeps_history: bool) -> ChatView:
     """The view that this process's standard input and output allow; with `keeps_history` later chats know its lines."""
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
@@ -409,7 +420,9 @@ class Chat:
             return
         if name and self.bond is not None:
             if not several:
-                self.view.complain(f"{name}: model not found; this server has one model")
+                assert self.info is not None
+                only = self.info.model.name
+                self.view.complain(f"this server has only {only}{'' if name == only else _elsewhere(name)}")
                 return
             base, plus, adapter = name.partition("+")
             base = await self._meant(base, several)

@@ -59,8 +59,13 @@ def columns() -> int | None:
     return width_of(sys.stderr)
 
 
-def _say(prefix: str, text: str, *, folds: bool = True) -> None:
+def settle() -> None:
+    """Take a passing line off the screen, where there is one."""
     if _Screen.has_passing:
         passing()
+
+
+def _say(prefix: str, text: str, *, folds: bool = True) -> None:
+    settle()
     told = [part for line in lines(text) for part in wrapped(prefix + line, columns() if folds else None, "  ")]
     print("\n".join(told), file=sys.stderr, flush=True)

@@ -19,6 +19,7 @@ import trio
 
 from uma import posix
 from uma.cli import TERMINAL_GONE
+from uma.cli.say import ERASE_LINE
 from uma.errors import sole_error
 
 with suppress(ImportError):  # Windows
@@ -139,7 +140,8 @@ class Interrupts:
         is_loading = self._is_abrupt and stop is self._everything
         if is_loading:
             with suppress(OSError):  # not by `sys.stderr`, which can be in the middle of a line
-                os.write(2, b"uma: stopped while the model was loading\n")
+                bar = ERASE_LINE if os.isatty(2) else ""
+                os.write(2, f"{bar}uma: stopped while the model was loading\n".encode())
         if stop.is_in_vain or is_loading:
             self._leave_now(number)
         stop(number)
