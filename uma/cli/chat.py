@@ -122,7 +122,7 @@ async def _talk(options: argparse.Namespace, interrupts: Interrupts, chat: Chat)
         if failure is not None or opening.scope.cancelled_caught:
             chat.fail(failure, question)
             question = await chat.talk(None)
-        if question is None:
+        if chat.is_over:
             chat.save(options.save)
             return 1 if chat.n_failed and not chat.is_interactive else 0
 
@@ -173,7 +173,8 @@ class Chat:
 
     def meet(self, opened: Opened) -> None:
         """Take a source into use, and introduce its model unless it is the same as before."""
-        info, before, is_named = opened.source.info, self.info, self._is_switching
+        info, before = opened.source.info, self.info
+        is_named = self.bond is not None and self.bond.name is not None
         self.model = opened.model if before is None or self.before is not None else self.model
         self.opened, self.info, self.before = opened, info, None
         self.bond = Bond(info.model, bool(info.models)) if opened.is_server else None
@@ -204,9 +205,11 @@ class Chat:
             self.view.tell(f"/help tells the commands. Ctrl-C stops an answer, Ctrl-D leaves.{pictures}")
 
     async def talk(self, question: ChatTurn | None) -> ChatTurn | None:
-        """Take turns until the user leaves (None), or asks a question while no source is open (that question)."""
+        """Take turns until the user leaves, chooses a model that is loaded here, or asks a question while no source
+        is open (that question).
+        """
         while not self.is_over:
-            if question is not None and self.opened is None:
+            if self.opened is None and (question is not None or self.before is not None):
                 return question
             if question is not None:
                 await self.ask(question)
@@ -376,7 +379,7 @@ class Chat:
                 )
             else:
                 self.view.tell(f"That question is too long and was not kept{self._larger()}.")
-        elif isinstance(error, (*HUNG_UP, ShuttingDown)):
+        elif isinstance(error, (*HUNG_UP, ShuttingDown)) and self.before is None:
             self.opened = None
             kept = ", and so is the answer up to here" if is_begun else ""
             self.view.tell(f"The conversation is kept{kept}. The next question looks for the server again.")
@@ -451,15 +454,13 @@ class Chat:
                 return asked
 
     def _load_here(self, name: str) -> None:
-        """Have another model loaded in this process, from the next question on. Raises `ModelError`."""
+        """Have another model loaded in this process, before the next question. Raises `ModelError`."""
         from uma.models import catalog  # noqa: PLC0415  (slow to import, and seldom needed with a server)
 
-        file = catalog.resolve(name, os.environ)
+        catalog.resolve(name, os.environ)
         config, origins = attrs.evolve(self.loaded.config, model=name), {**self.loaded.origins, "model": "/model"}
         self.before = self.before or self.loaded
         self.loaded, self.opened = attrs.evolve(self.loaded, config=config, origins=origins), None
-        self.view.tell(f"The next question goes to {name}, which is loaded for it.")
-        self._tell_base(is_base=catalog.described(name, file.path).is_base)
 
     def _tell_base(self, *, is_base: bool) -> None:
         """Say of a model that was chosen that it answers nothing, before it is asked."""
