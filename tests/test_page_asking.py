@@ -89,3 +89,24 @@ def test_code_in_a_question_is_shown_as_code(here: Visitor) -> None:
     expect(page.locator(".bubble")).to_contain_text("What does *this* do?")
     expect(page.locator(".bubble")).to_contain_text("Be short.")
     here.wait_for_answer()
+
+
+def test_a_button_beside_stop_queues_what_is_in_the_box(browser: Browser, tmp_path: Path) -> None:
+    with saying(browser, tmp_path, "Again and again. ", "--max-tokens", "16000", **ENDLESS) as here:
+        page = here.visit().page
+        queue = page.get_by_role("button", name="Queue", exact=True)
+        box, stop = page.get_by_label("Message", exact=True), page.get_by_role("button", name="Stop the answer")
+        box.fill("First?")
+        expect(queue).to_be_hidden()  # it would be a second way to send
+        page.keyboard.press("Enter")
+        expect(stop).to_be_visible()
+        expect(queue).to_be_hidden()
+        box.fill("Second?")
+        expect(stop).to_be_visible()
+        assert violations(page) == []
+        queue.click()
+        expect(page.locator("#queued .what")).to_have_text(["Second?"])
+        expect(box).to_have_value("")
+        expect(box).to_be_focused()
+        expect(queue).to_be_hidden()
+        stop.click()

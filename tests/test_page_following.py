@@ -54,6 +54,26 @@ class Flaky:
             route.continue_()
 
 
+def test_the_view_stays_where_one_reads_as_a_long_answer_ends(endless: Visitor) -> None:
+    page = endless.visit().page
+    place = "#scroller"
+    tall = f"() => {{ const all = document.querySelector('{place}'); return all.scrollHeight > 3 * all.clientHeight; }}"
+    for is_at_end in (True, False):
+        endless.ask("Count sheep.")
+        page.wait_for_function(tall)
+        if not is_at_end:
+            page.locator(place).evaluate("all => all.scrollTop = 600")
+            page.get_by_role("button", name="Go to the end").wait_for()
+        page.keyboard.press("Escape")
+        expect(page.locator(".note").last).to_have_text("Stopped.")
+        page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        top, left = page.locator(place).evaluate(
+            "all => [all.scrollTop, all.scrollHeight - all.scrollTop - all.clientHeight]"
+        )
+        assert left <= 1 if is_at_end else top == 600, (top, left)
+        page.get_by_role("button", name="New chat", exact=True).click()
+
+
 def test_a_stop_before_the_question_has_arrived_ends_the_answer_here_and_there(endless: Visitor) -> None:
     page = endless.visit().page
     deleted: list[str] = []

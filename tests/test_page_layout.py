@@ -56,6 +56,28 @@ def test_a_table_keeps_its_words_whole_and_scrolls_in_its_frame(browser: Browser
                 assert page.locator(part).evaluate(SIDEWAYS) == 0, part
 
 
+def test_on_a_phone_no_ring_is_around_the_page_and_the_list_closes_at_an_import(
+    browser: Browser, http_server: HttpServer
+) -> None:
+    context = browser.new_context(viewport={"width": 390, "height": 800}, has_touch=True, is_mobile=True)
+    try:
+        here = Visitor(context.new_page(), http_server.url).visit()
+        page = here.page
+        expect(page.locator("#main")).to_be_focused()
+        assert page.locator("#main").evaluate("main => getComputedStyle(main).outlineStyle") == "none"
+        page.get_by_role("button", name="Show the list of conversations").click()
+        expect(page.locator("#sidebar")).to_have_class("is-open")
+        chat = b'[{"role": "user", "content": "Imported?"}, {"role": "assistant", "content": "Yes."}]'
+        page.locator("#import-file").set_input_files(
+            FilePayload(name="chat.json", mimeType="application/json", buffer=chat)
+        )
+        expect(page.locator(".bubble")).to_have_text("Imported?")
+        expect(page.locator("#sidebar")).not_to_have_class("is-open")
+        assert here.problems == []
+    finally:
+        context.close()
+
+
 def resize(page: Page, width: int, height: int) -> None:
     """Give the window another size, and wait until the page is drawn in it."""
     page.set_viewport_size({"width": width, "height": height})
@@ -218,8 +240,6 @@ def test_the_foot_of_an_answer_is_one_row_and_a_small_window_has_no_hint(
         one.wait_for_answer()
         hint, when = page.locator("#hint"), page.locator(".made-by")
         expect(when).to_be_visible()
-        # What is far off the screen is not laid out.
-        assert page.locator(".answered .blocks").evaluate("each => getComputedStyle(each).contentVisibility") == "auto"
         time = when.inner_text().split(" ")[-1]
         expect(hint).to_be_visible()
         for width in (1200, 768, 360):
@@ -229,6 +249,9 @@ def test_the_foot_of_an_answer_is_one_row_and_a_small_window_has_no_hint(
         expect(hint).to_be_hidden()
         page.locator(".figures").focus()
         expect(page.locator(".figures-more")).to_contain_text(time)
+        page.reload()
+        # Of what the browser has kept, that which is far off the screen is not laid out.
+        expect(page.locator(".assistant .blocks")).to_have_css("content-visibility", "auto")
 
 
 def check_toast(page: Page) -> None:

@@ -225,6 +225,28 @@ def test_a_question_to_a_model_that_loads_names_it_and_tells_its_percent(here: V
     here.problems = [each for each in here.problems if "503" not in each]
 
 
+def test_the_time_of_a_load_begins_with_it_not_with_the_question(here: Visitor) -> None:
+    page = here.visit().page
+    page.clock.install()
+    percent = ["0"]
+    page.route(
+        "**/ui/api/answers",
+        lambda route: route.fulfill(
+            status=503, headers={"x-uma-loading-percent": percent[0], "retry-after-ms": "20000"}
+        ),
+    )
+    choose(page, "beta")
+    here.ask("Are you there?")
+    status = page.locator(".status")
+    expect(status).to_have_text("Loading beta: opening its file …")
+    page.clock.run_for(15_000)
+    expect(status).to_have_text("Loading beta: opening its file …")
+    percent[0] = "40"
+    page.clock.run_for(8_000)
+    expect(status).to_have_text(re.compile("Loading beta: 40 % … [0-9] s$"))
+    here.problems = [each for each in here.problems if "503" not in each]
+
+
 def test_the_live_view_names_a_model_that_is_waited_for(here: Visitor) -> None:
     with httpx.stream("GET", f"{here.url}/ui/api/live", timeout=PATIENCE_SEC) as stream:
         frame = json.loads(next(line for line in stream.iter_lines() if line.startswith('data: {"at_ms"'))[6:])

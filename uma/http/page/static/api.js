@@ -89,12 +89,7 @@ async function failureOf(response) {
   const retry = Number(response.headers.get("retry-after-ms")) || null;
   const loading = response.headers.get("x-uma-loading-percent");
   if (loading !== null)
-    return {
-      code: "loading",
-      message: `The model is loading (${loaded(Number(loading))}).`,
-      retry_after_ms: retry,
-      percent: Number(loading),
-    };
+    return { code: "loading", message: `The model is loading (${loaded(Number(loading))}).`, retry_after_ms: retry, percent: Number(loading) };
   const { code, message } = (await response.json().catch(() => undefined))?.error ?? {};
   const words = String(message ?? `The server answered ${response.status}.`);
   return { code: String(code ?? response.status), message: words, retry_after_ms: retry };

@@ -6,19 +6,7 @@ import { Run } from "./run.js";
 import { mark } from "./search.js";
 import { DEFAULTS } from "./settings.js";
 import * as store from "./store.js";
-import {
-  add,
-  asked,
-  branch,
-  branchOff,
-  freshId,
-  isOutgrown,
-  newConversation,
-  news,
-  pathTo,
-  show,
-  versions,
-} from "./tree.js";
+import { add, asked, branch, branchOff, freshId, isOutgrown, newConversation, news, pathTo, show, versions } from "./tree.js";
 import { Turns } from "./turns.js";
 
 const SAVE_EVERY_MS = 1_000;

@@ -24,6 +24,7 @@ export class Composer {
     this.does = does;
     this.input = byId("input", HTMLTextAreaElement);
     this.button = byId("send", HTMLButtonElement);
+    this.queuer = byId("queue", HTMLButtonElement);
     this.list = byId("attached", HTMLUListElement);
     this.chips = byId("chips", HTMLButtonElement);
     this.extent = byId("extent", HTMLElement);
@@ -61,6 +62,7 @@ export class Composer {
     this.input.addEventListener("input", () => this.fit());
     this.listenForFiles(form);
     this.chips.addEventListener("click", () => this.does.openSettings());
+    this.queuer.addEventListener("click", () => this.enqueue());
     this.fit();
   }
 
@@ -118,6 +120,7 @@ export class Composer {
     this.setQueue([...this.drafts.queued, [this.conversation.id, { text: text.trim(), files, isQueued: true }]]);
     this.fill({ text: "", files: [] });
     announce("Queued. The up arrow key edits it.");
+    this.focus(); // the button is gone
   }
 
   /** Take these out of the queue, into their conversation's box and before what is there. @param {string} id @param {Draft[]} queued */
@@ -204,6 +207,7 @@ export class Composer {
   fit() {
     this.input.style.height = "auto";
     this.input.style.height = `${Math.min(this.input.scrollHeight, MAX_INPUT_PX)}px`;
+    this.queuer.hidden = !this.isAnswering || !this.hasSome || this.reading > 0;
     this.button.disabled = !this.isAnswering && (!this.hasSome || this.reading > 0);
     if (this.input.value === this.typed.text) return;
     this.typed = { name: this.typed.name, text: this.input.value };

@@ -48,14 +48,7 @@ export function icon(name) {
 
 /** A button that is an icon, with its name for screen readers. @param {string} name @param {string} label @param {() => void} onClick @param {string} [more] Further classes. */
 export function iconButton(name, label, onClick, more = "") {
-  const attributes = {
-    type: "button",
-    class: `icon-button ${more}`,
-    "aria-label": label,
-    title: label,
-    onclick: onClick,
-  };
-  return h("button", attributes, icon(name));
+  return h("button", { type: "button", class: `icon-button ${more}`, "aria-label": label, title: label, onclick: onClick }, icon(name));
 }
 
 /** A click so soon after another is the second of a double click, and not meant for what the first one has brought there. */

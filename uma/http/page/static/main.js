@@ -331,6 +331,7 @@ async function importFile() {
   const file = input.files?.[0];
   input.value = "";
   if (!file) return;
+  sidebar.show(false);
   let found;
   try {
     found = importJson(await file.text(), info);

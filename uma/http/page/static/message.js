@@ -189,7 +189,7 @@ export class AnswerView {
     this.foot = h("footer", { class: "answer-foot" });
     this.element = h(
       "article",
-      { class: "message assistant", "data-id": message.id },
+      { class: message.token ? "message assistant" : "message assistant is-kept", "data-id": message.id },
       h("h2", { class: "hidden" }, "Answer"),
       this.thinking.element,
       this.blocks.element,
@@ -265,7 +265,6 @@ export class AnswerView {
 
   finish() {
     this.element.classList.remove("is-writing");
-    this.element.classList.add("answered");
     this.element.setAttribute("aria-busy", "false");
     this.status.replaceChildren();
     this.thinking.show(false);
@@ -293,7 +292,7 @@ function statusOf(run) {
   if (run.waitsFor === "loading")
     return [
       h("progress", { max: 100, value: run.loadedPercent ?? 0, "aria-label": "Model loaded" }),
-      `Loading ${run.message.model ?? "the model"}: ${loaded(run.loadedPercent)} … ${number(Math.floor((Date.now() - run.beganAt) / 1_000))} s`,
+      `Loading ${run.message.model ?? "the model"}: ${loaded(run.loadedPercent)} …${run.loadedPercent ? ` ${number(Math.floor((Date.now() - run.loadsSince) / 1_000))} s` : ""}`,
     ];
   if (run.waitsFor === "turn" && run.refusal)
     return [pulse, busy(run.refusal, Math.max(0, run.waitsUntil - Date.now())), toLive()];

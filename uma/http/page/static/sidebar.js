@@ -35,11 +35,12 @@ export class Sidebar {
     });
     this.narrow.addEventListener("change", () => this.show(false));
     this.menu.addEventListener("keydown", (event) => {
-      const by = { ArrowDown: 1, ArrowUp: -1 }[event.key];
-      if (!by) return;
-      event.preventDefault();
       const items = [...this.menu.querySelectorAll("button")];
-      items.at((items.findIndex((each) => each === document.activeElement) + by) % items.length)?.focus();
+      const at = items.findIndex((each) => each === document.activeElement);
+      const to = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: -1 }[event.key];
+      if (to === undefined) return;
+      event.preventDefault();
+      items.at(to % items.length)?.focus();
     });
     this.menu.addEventListener("focusout", ({ relatedTarget }) => {
       if (relatedTarget instanceof Node && !this.menu.contains(relatedTarget)) this.menu.hidePopover();
