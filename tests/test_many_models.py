@@ -97,7 +97,9 @@ def test_each_request_is_answered_by_the_model_it_names(server: HttpServer, text
 
 @pytest.mark.parametrize("name", ["gamma", "GAMMA-ONE", "gamma-one.gguf", "gamma-one:latest"])
 def test_a_name_is_taken_as_far_as_it_is_needed(server: HttpServer, texts: Mapping[str, str], name: str) -> None:
-    assert text_of(complete(server, name)) == texts["gamma-one"]
+    answer = complete(server, name)
+    assert (text_of(answer), answer.headers["x-uma-model"]) == (texts["gamma-one"], "gamma-one")
+    assert "x-uma-model" not in complete(server, "gamma-one").headers
 
 
 def test_a_name_that_is_not_here_is_answered_with_the_nearest(server: HttpServer) -> None:

@@ -24,7 +24,7 @@ from several import GREEDY, NAMES, PROMPT, children, taken_bytes
 from harness import PATIENCE_SEC, short_directory
 from models import CHATML, write_large_cells, write_model
 from uma.config import ModelSettings, RuntimeConfig
-from uma.errors import BadRequest, ConfigError, InternalError, UnknownModel
+from uma.errors import BadRequest, ConfigError, InternalError, ModelUnusable, UnknownModel
 from uma.models.shelf import Shelf
 from uma.supervisor import LoadedModels, child, open_models
 from uma.supervisor.models import IDLE_UNLOAD, MEASURE_SEC, RESCAN_SEC
@@ -134,11 +134,26 @@ async def test_a_pinned_model_stays_whatever_needs_its_memory(
         with pytest.raises(BadRequest, match="alpha is pinned"):
             await models.unload("alpha")
         await models.load("beta", keep_sec=float("inf"))  # stays, too
-        with pytest.raises(InternalError, match="beside alpha, beta, which stay"):
+        with pytest.raises(ModelUnusable, match="beside alpha, beta, which stay"):
             await models.load("gamma-one")
         assert not (await models.pin("alpha", is_pinned=False)).is_pinned
         assert await text(models, "gamma-one") == texts["gamma-one"]
         assert models.find("alpha").state != "loaded"
+
+
+async def test_a_pin_that_is_refused_for_memory_is_no_failure_of_the_model(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, texts: Mapping[str, str], mock_clock: trio.testing.MockClock
+) -> None:
+    async with opened(folder, monkeypatch, memory=300, cache_ram_mb=0) as models:
+        taken = (await models.pin("alpha")).memory_bytes
+        monkeypatch.setattr(models, "budget_bytes", taken * 3 // 2)  # for one
+        with pytest.raises(ModelUnusable, match=r"beside alpha, which stays, there are .*; unpin it"):
+            await models.pin("beta")
+        refused = models.find("beta")
+        assert (refused.state, refused.failure, refused.retry_in_sec) == ("unloaded", "", 0)
+        await models.pin("alpha", is_pinned=False)
+        await models.pin("beta")
+        assert await text(models, "beta") == texts["beta"]
 
 
 async def test_a_process_that_does_not_end_keeps_its_memory_from_others_until_it_does(
@@ -319,6 +334,20 @@ async def test_a_file_that_was_replaced_is_loaded_for_the_next_request_and_a_del
                 await text(models, "alpha")
             assert [each.name for each in models.listed()] == ["builtin"]
             await until(lambda: children(os.getpid()) <= others)
+
+
+async def test_a_file_that_was_incomplete_is_judged_anew_once_it_is_complete(
+    monkeypatch: pytest.MonkeyPatch, texts: Mapping[str, str], mock_clock: trio.testing.MockClock
+) -> None:
+    with short_directory() as place:
+        whole = write_model(place / "alpha.gguf", seed=0).read_bytes()
+        (place / "alpha.gguf").write_bytes(whole[:-1_000])
+        async with opened(place, monkeypatch, models="all") as models:
+            with pytest.raises(ModelUnusable, match="is cut short"):
+                await text(models, "alpha")
+            (place / "alpha.gguf").write_bytes(whole)
+            assert await text(models, "alpha") == texts["alpha"]
+            assert models.names[0] == "alpha"
 
 
 async def test_a_file_that_was_replaced_waits_for_the_old_one_where_both_do_not_fit(

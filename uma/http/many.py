@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import trio
 
-from uma.errors import BadRequest, Loading, UnknownModel
+from uma.errors import BadRequest, Loading, ModelUnusable, UnknownModel
 from uma.http.dialect import Dialect
 from uma.http.exchange import Exchange
 from uma.http.gateway import Gateway
@@ -20,7 +20,7 @@ from uma.http.keep_alive import keep_sec
 from uma.http.local_user import is_manager
 from uma.http.models import FOREIGN, MODEL_HEADER, ModelNames
 from uma.http.problem import Forbidden, NotFound
-from uma.models.names import with_each
+from uma.models.names import with_each, without_adapter
 from uma.net.quota import Excess
 from uma.types import MAX_KEEP_SEC, ListedModel, Models, Source
 
@@ -80,13 +80,14 @@ async def _tell_of_load(http: Exchange, dialect: Dialect, model: str, percent: C
 async def _meant(gateway: Gateway, models: Models, http: Exchange, asked: str | None) -> str | None:
     """The name of the model that a request is for; None: the default one."""
     try:
-        return await known_model(models, http, asked)
+        name = await known_model(models, http, asked)
     except (UnknownModel, Forbidden):
         if not gateway.config.takes_any_model and not (asked or "").startswith(FOREIGN):
             raise
-    name = own_model(models, http, None)
-    shown = name or models.listed()[0].name
-    http.extra_headers.append((MODEL_HEADER, header_value(shown)))
+        name = own_model(models, http, None)
+    shown = models.listed()[0].name if name is None else models.find(name).name
+    if asked is not None and without_adapter(asked, models.find(shown).adapters) != shown:
+        http.extra_headers.append((MODEL_HEADER, header_value(shown)))
     return name
 
 
@@ -95,7 +96,7 @@ async def known_model(models: Models, http: Exchange, asked: str | None) -> str 
     if asked is not None:
         try:
             models.find(asked)
-        except UnknownModel:
+        except (UnknownModel, ModelUnusable):
             await models.look_again()
     name = own_model(models, http, asked)
     return None if name is None else models.find(name).name

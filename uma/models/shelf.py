@@ -12,12 +12,13 @@ from uma.errors import ModelError, ModelUnusable
 from uma.models import catalog
 from uma.models.catalog import ModelFile
 from uma.models.names import meant, one_meant
+from uma.net.file_watch import FileState, state_of
 from uma.types import EMBEDDINGS, RERANKER
 
 
 @attrs.define
 class Shelf:
-    """Reads folders and headers, so no method but `named` belongs on a Trio thread."""
+    """Reads folders and headers, so `read` does not belong on a Trio thread."""
 
     chosen: str
     """Names with commas between, or `ALL_MODELS`."""
@@ -29,8 +30,10 @@ class Shelf:
     most_bytes: float = math.inf
     """Maximum size of a model's weights for it to be loaded at all."""
     _files: dict[str, ModelFile] = attrs.field(factory=dict, init=False)
-    _broken: dict[str, str] = attrs.field(factory=dict, init=False)
-    """What is wrong with the files that cannot be loaded, by their names."""
+    _broken: dict[str, ModelFile] = attrs.field(factory=dict, init=False)
+    """Files that cannot be loaded, by their names."""
+    _states: dict[str, FileState | None] = attrs.field(factory=dict, init=False)
+    """States of these when they were read, by their names."""
     _settings: dict[str, ModelSettings] = attrs.field(factory=dict, init=False)
 
     def read(self) -> None:
@@ -38,7 +41,8 @@ class Shelf:
         be loaded.
         """
         found = catalog.available(self.environ)
-        self._broken = {file.name: file.problem for file in found if file.problem is not None}
+        self._broken = {file.name: file for file in found if file.problem is not None}
+        self._states = {name: state_of(file.path) for name, file in self._broken.items()}
         if self.chosen == ALL_MODELS:
             sound = sorted((candidate for candidate in found if candidate.problem is None), key=self._rank)
         else:
@@ -89,13 +93,17 @@ class Shelf:
         """
         return list(self._files.values())
 
+    def is_outdated(self) -> bool:
+        """Whether a file that could not be loaded has changed since: it can have been incomplete. Any thread."""
+        return any(state_of(file.path) != self._states[name] for name, file in self._broken.items())
+
     def named(self, asked: str) -> ModelFile:
         """The one that `asked` means. Raises `UnknownModel` for none, or several, and `ModelUnusable` for a broken
         file.
         """
         names = {name: (name, *file.also, *self.settings_of(file).alias) for name, file in self._files.items()}
         if len(broken := meant(asked, {name: (name,) for name in self._broken})) == 1 and not meant(asked, names):
-            raise ModelUnusable(f"model: {self._broken[broken[0]]}")
+            raise ModelUnusable(f"model: {self._broken[broken[0]].problem}")
         adapters = {name: settings.adapters for name, settings in self._settings.items() if name in names}
         return self._files[one_meant(asked, names, adapters)]
 

@@ -77,6 +77,8 @@ class ModelLoad:
     percent: int = 0
     failure: str = ""
     """Why the model cannot be loaded; empty while it can."""
+    is_refused: bool = False
+    """Whether that is the memory of pinned models, and no fault of this one."""
     patience: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     """Ends a load that stands still."""
 
@@ -183,7 +185,7 @@ class ServedModel:
                 load = self.loader.ask_for(self)
                 await load.ended.wait()
                 if load.failure:
-                    raise self.failure(load.failure)
+                    raise (ModelUnusable(load.failure) if load.is_refused else self.failure(load.failure))
             return None
         finally:
             self.waiting -= 1

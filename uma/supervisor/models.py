@@ -146,6 +146,9 @@ class LoadedModels(Models):
         listed = ListedModel(**shared | {"path": str(file.path), "aliases": own.alias, "adapters": own.adapters})
         model = self._model_of(file)
         is_blind = self._config_of(file).mmproj == "off"
+        failure = model.failures.why
+        if failure and model.file_state not in (None, state_of(file.path)):
+            failure = ""  # that was of another file
         now = trio.current_time()
         if model.card is not None:
             able = model.card.capabilities
@@ -165,7 +168,7 @@ class LoadedModels(Models):
             waiting=model.waiting,
             is_pinned=model.is_pinned,
             leaves_in_sec=max(0.0, model.leaves_at - now) if model.is_idle and model.leaves_at < math.inf else None,
-            failure=model.failures.why or objection,
+            failure=failure or objection,
             retry_in_sec=model.failures.left_sec(now),
             yielded=model.yielded,
         )
@@ -211,6 +214,8 @@ class LoadedModels(Models):
                     pass
             except BaseException:
                 found.is_pinned = False
+                if not found.failures.why:  # it was refused for memory that others have
+                    found.failures = Failures()
                 raise
         self.changed()
         return self._listed(found.file)
@@ -233,7 +238,8 @@ class LoadedModels(Models):
     async def look_again(self, *, is_changed: bool = False) -> None:
         """See `types.Models`. One look serves all that wait meanwhile."""
         async with self._looking:
-            if not is_changed and trio.current_time() < self._looked_at + RESCAN_SEC:
+            is_recent = trio.current_time() < self._looked_at + RESCAN_SEC
+            if not is_changed and is_recent and not self.shelf.is_outdated():
                 return
             before = self.shelf.files[0].name
             # Where one of those that `--models` names has gone, the others stay as they were known.
@@ -254,10 +260,10 @@ class LoadedModels(Models):
         return None if found.client else found.load.percent if found.load else 0
 
     async def _find(self, name: str | None) -> ServedModel:
-        """The model of a name. One that is not known can have come since: then the folders are read again."""
+        """The model of a name. One that is not known, or is broken, can have come since: the folders are read again."""
         try:
             return self._model(name)
-        except UnknownModel:
+        except (UnknownModel, ModelUnusable):
             await self.look_again()
             return self._model(name)
 
@@ -420,7 +426,7 @@ class LoadedModels(Models):
         if self._is_draining:
             raise ShuttingDown(STOPPING)
         if model.load is None:
-            if (retry_ms := model.retry_after_ms) is not None:
+            if model.failures.why and (retry_ms := model.retry_after_ms) is not None:
                 raise model.failure(
                     f"{model.failures.why}; it is tried again in {retry_ms / 1000:.0f} s at the earliest"
                 )
@@ -588,8 +594,9 @@ class LoadedModels(Models):
                 if step.pinned:
                     left = most_bytes - sum(self._known[pinned_model].needs_bytes for pinned_model in step.pinned)
                     names = ", ".join(step.pinned)
-                    there = f"beside {names}, which stay, there are {size(max(0, left))}; unpin one"
-                    self._refuse(model, self._too_large(model, there, left))
+                    stay, which = ("stays", "it") if len(step.pinned) == 1 else ("stay", "one")
+                    there = f"beside {names}, which {stay}, there are {size(max(0, left))}; unpin {which}"
+                    self._refuse(model, self._too_large(model, there, left), is_pinned_out=True)
                     continue
                 if step.leave and model.objection:
                     self._refuse(model, f"{model.objection}; nothing leaves for it again")
@@ -600,14 +607,15 @@ class LoadedModels(Models):
             ahead_bytes += needs_bytes
         return None, again_at
 
-    def _refuse(self, model: ServedModel, why: str) -> None:
-        """Tell all that wait for a model that it cannot be loaded."""
+    def _refuse(self, model: ServedModel, why: str, *, is_pinned_out: bool = False) -> None:
+        """Tell all that wait for a model that it cannot be loaded; or not as long as others are pinned."""
         assert model.load is not None
         self._asked.remove(model)
-        model.load.failure = why
+        model.load.failure, model.load.is_refused = why, is_pinned_out
         model.load.ended.set()
         if model.stays:  # it is tried again by itself, and not at once
-            model.failures.note(why, trio.current_time(), None)
+            of_its_own = model.failures.why if is_pinned_out else why
+            model.failures.note(of_its_own, trio.current_time(), None)
         model.load = None
         self.changed()
 
