@@ -16,7 +16,7 @@ import trio
 from hybrids import write_hybrid
 from projectors import write_projector, write_seeing_model
 
-from harness import ServerProcess
+from harness import ServerProcess, run_to_end, uma_command
 from models import write_encoder, write_large_cells
 from uma.cli import checks, doctor, main, ps
 from uma.cli.checks import Check
@@ -278,6 +278,16 @@ def test_a_server_that_runs_is_asked_for_a_token(capsys: Capsys, server: ServerP
     assert code == 0
     assert found["server"]["finding"].startswith("ok, a token after ")
     assert not found["socket"]["todo"]
+
+
+def test_a_server_that_is_paused_is_told_with_what_ends_that(capsys: Capsys, server: ServerProcess) -> None:
+    run_to_end(*uma_command("pause", "--for", "10m", "--socket", str(server.socket)))
+    try:
+        _, found = run(capsys, "--socket", str(server.socket))
+    finally:
+        run_to_end(*uma_command("resume", "--socket", str(server.socket)))
+    assert re.fullmatch(r"paused for (10|9) min more: it computes nothing", found["server"]["finding"])
+    assert found["server"]["todo"] == "`uma resume` has it go on"
 
 
 def test_servers_on_other_sockets_are_told_as_uma_ps_tells_them(

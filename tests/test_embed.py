@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from array import array
 from base64 import b64decode
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 from unittest.mock import Mock
 
+import attrs
 import llama_cpp.llama_cpp as lib
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +20,12 @@ import trio.testing
 from http_server import running_gateway
 
 from harness import ServerProcess, running_server
-from models import NO, YES, write_causal_reranker, write_encoder, write_model
+from models import NO, YES, write_causal_reranker, write_encoder, write_large_cells, write_model
 from uma import LLM, RuntimeConfig, connect, open_engine
 from uma.client.probe import ID, SocketProbe
 from uma.contracts.proofs import Question
 from uma.engine import Engine
-from uma.errors import BadRequest, Overloaded, PromptTooLarge
+from uma.errors import BadRequest, ModelUnusable, Overloaded, PromptTooLarge
 from uma.llama.batch import Batch
 from uma.llama.context import DONE, Context, ContextParams
 from uma.llama.model import Model
@@ -294,6 +296,21 @@ async def test_a_stream_beside_embeddings_loses_nothing(tiny: Path) -> None:
         assert told == [alone] * 3
         # Other batches round otherwise: by as much as 1.3e-5, where the nearest two of these vectors are 6e-3 apart.
         assert np.allclose(np.array(answers[0].vectors), np.array(vectors), atol=1e-4)
+
+
+async def test_texts_without_memory_are_refused_with_the_setting_that_is_enough(tmp_path: Path) -> None:
+    wide = write_large_cells(tmp_path / "wide.gguf", layers=32, kv_heads=8)
+    config = RuntimeConfig(model=str(wide), n_ctx=512, memory=300, threads=1)
+    request = EmbedRequest("a", texts=("a",))
+    async with open_engine(config) as engine:
+        with pytest.raises(
+            ModelUnusable, match=r"no memory .* to embed texts in .*; --memory \d+ is enough"
+        ) as refused:
+            await engine.embed(request)
+    enough = re.search(r"--memory (\d+)", refused.value.message)
+    assert enough is not None
+    async with open_engine(attrs.evolve(config, memory=int(enough[1]))) as engine:
+        assert len((await engine.embed(request)).vectors) == 1
 
 
 async def test_the_context_for_embeddings_is_made_by_the_first_request_for_one(

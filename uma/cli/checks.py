@@ -29,6 +29,7 @@ from uma.models import catalog, places, projectors
 from uma.net.logfmt import unlogged
 from uma.net.place import objection
 from uma.server import socketfile
+from uma.types import MAX_PAUSE_SEC
 from uma.version import __version__
 
 BUILD_FLAGS = {"avx2": "AVX2", "fma": "FMA", "f16c": "F16C", "avx512f": "AVX512", "asimddp": "DOTPROD"}
@@ -312,12 +313,16 @@ async def _ask_server(config: RuntimeConfig) -> Check:
                 health, several = await client.health(), client.info.models
                 card = words.model_line(client.info.model)
                 listed = await client.models() if several else ()
+                paused_sec = (await client.metrics()).get("paused_sec", 0)
         except Loading:
             async with dialled(config.socket) as client:
                 health = await client.health(probe=False)
             if health.status != "loading":
                 raise
             return Check("server", f"loading its model, {health.loading_percent} %")
+    if paused_sec:
+        left = f" for {words.time_span(paused_sec)} more" if paused_sec < MAX_PAUSE_SEC / 2 else ""
+        return Check("server", f"paused{left}: it computes nothing", "`uma resume` has it go on")
     if several and health.status == "ok":
         too_large = [f"too large: {model.failure}" for model in listed if not model.fits]
         return Check("server", "; ".join([f"ok: {words.names(several)}", *too_large]))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Awaitable, Callable, Hashable, Iterable
+from contextlib import suppress
 from typing import TypeVar
 
 import attrs
@@ -22,8 +23,8 @@ from uma.engine.intake.texts import TextReader
 from uma.engine.ledger import Ledger
 from uma.engine.worker.embedding import EmbedJob
 from uma.engine.worker.loop import DecodeWorker
-from uma.errors import BadRequest, Overloaded, ShuttingDown, UmaError
-from uma.llama.context import Context
+from uma.errors import BadRequest, ConfigError, ModelUnusable, Overloaded, ShuttingDown, UmaError
+from uma.llama.context import Context, ContextParams
 from uma.metrics import EngineMetrics
 from uma.net.client import CLIENT, ORIGIN, span_of
 from uma.types import Embeddings, EmbedRequest, Ranked, Ranking, RerankRequest, warnings_of_empty
@@ -36,6 +37,8 @@ NO_CLASSIFIER = (
     "Qwen3-Reranker, has its classifier in files that llama.cpp's own convert_hf_to_gguf.py has made, which keeps the "
     "weights of both words; where another tool made the file, convert the model again"
 )
+ENOUGH = (1.25, 1.5, 2, 3, 4, 6)
+"""Multiples of `--memory` that are tried where it leaves none for texts."""
 MAX_OPEN_BYTES = 64 * 2**20
 """Maximum size of the embeddings that requests wait for and of their tokens, all together: further requests are refused
 as overload."""
@@ -208,8 +211,10 @@ class EmbedService:
         """The context, made if need be: not on the decode thread, where streams would wait for it."""
         async with self._lock:
             if self._context is None:
-                free_bytes = self._ledger.kv_bytes
-                params = sizing.embed_params(self._model.shape, self._config, free_bytes, self._max_request_tokens)
+                try:
+                    params = self._params(self._config, self._ledger)
+                except ConfigError as error:
+                    raise ModelUnusable(f"{error.message}{await trio.to_thread.run_sync(self._enough)}") from None
                 with self._ledger.promised(self._model.shape, params):
                     self._own_context = await trio.to_thread.run_sync(Context, self._model, params)
                 if self._is_closed:
@@ -218,6 +223,21 @@ class EmbedService:
                 self._use(self._own_context)
             assert self._context is not None
             return self._context
+
+    def _params(self, config: RuntimeConfig, ledger: Ledger) -> ContextParams:
+        return sizing.embed_params(self._model.shape, config, ledger.kv_bytes, self._max_request_tokens)
+
+    def _enough(self) -> str:
+        """The settings that leave memory for texts. Any thread."""
+        shape = self._model.shape
+        for factor in ENOUGH if self._config.memory else ():
+            config = attrs.evolve(self._config, memory=int(factor * self._config.memory))
+            ledger = Ledger(config, shape)
+            with suppress(ConfigError), ledger.promised(shape, ledger.context_params()):
+                ledger.promise_cache()
+                self._params(config, ledger)
+                return f"; --memory {config.memory} is enough, or a smaller --n-ctx"
+        return "; a smaller --n-ctx leaves some, or end other programs"
 
     def _use(self, context: Context) -> None:
         self._context = context
