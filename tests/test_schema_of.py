@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from enum import Enum
 from typing import Annotated, Any, Literal
 
@@ -10,6 +11,7 @@ import attrs
 import pydantic
 import pytest
 from jsonschema import Draft202012Validator
+from llguidance import LLMatcher
 
 from uma.schema_of import schema_of
 from uma.types import Grammar, SamplingParams
@@ -85,6 +87,27 @@ def test_a_class_of_pydantic_s_takes_no_members_that_it_has_not_unless_it_says_s
     assert check({"points": [point], "other": {"at": point, "more": 1}})
     for wrong in ({"more": 1}, {"points": [{**point, "more": 1}]}, {"other": {"at": {**point, "more": 1}}}):
         assert not check({"points": [point], **wrong})
+
+
+class Bounded(pydantic.BaseModel):
+    free: int | None
+    year: Annotated[int, pydantic.Field(ge=0)]
+    day: Annotated[int, pydantic.Field(gt=0, lt=32)]
+
+
+def test_an_integer_of_a_class_has_bounds_where_it_says_none_and_of_a_dict_it_has_not() -> None:
+    most = 2**53 - 1
+    check = Draft202012Validator(schema_of(Bounded) or {}).is_valid
+    fine = {"free": -most, "year": most, "day": 31}
+    assert check(fine) and check({**fine, "free": None})
+    for wrong in ({"free": most + 1}, {"free": -most - 1}, {"year": most + 1}, {"year": -1}, {"day": 32}, {"day": 0}):
+        assert not check({**fine, **wrong}), wrong
+    whole = Draft202012Validator(schema_of(Wheel) or {}).is_valid
+    assert whole({"inches": most}) and not whole({"inches": most + 1})
+    for kind in (Bounded, Wheel):
+        assert not LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(json.dumps(schema_of(kind))))
+    plain = {"type": "integer"}
+    assert SamplingParams(json_schema=plain).grammar == Grammar(json_schema=plain)  # type: ignore[call-arg]
 
 
 def test_a_sampling_parameter_takes_classes_and_dicts_as_schema() -> None:

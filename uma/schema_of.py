@@ -12,9 +12,11 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import attrs
 
+_BOUNDS = {"minimum": 1 - 2**53, "maximum": 2**53 - 1}
+"""Of an integer that says none, since small models write figures without end: those that every reader of JSON has."""
 _PLAIN: dict[Any, dict[str, Any]] = {
     str: {"type": "string"},
-    int: {"type": "integer"},
+    int: {"type": "integer", **_BOUNDS},
     float: {"type": "number"},
     bool: {"type": "boolean"},
     type(None): {"type": "null"},
@@ -31,25 +33,27 @@ def schema_of(kind: Any) -> dict[str, Any] | None:
     for a field whose type JSON has not.
     """
     if callable(tells := getattr(kind, "model_json_schema", None)):
-        found: dict[str, Any] = _closed(tells())
+        found: dict[str, Any] = _bounded(tells())
         return found
     if not isinstance(kind, type) or not (attrs.has(kind) or dataclasses.is_dataclass(kind)):
         return None
     return _of_class(kind, ())
 
 
-def _closed(schema: Any) -> Any:
+def _bounded(schema: Any) -> Any:
     """The schema with no members in its objects but those that it names, where it does not speak of others: pydantic
-    ignores them, unless it was told `extra="allow"`.
+    ignores them, unless it was told `extra="allow"`. A bound that an integer lacks is added.
     """
     if isinstance(schema, list):
-        return [_closed(part) for part in schema]
+        return [_bounded(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    closed = {name: _closed(value) if name in _OF_SCHEMAS else value for name, value in schema.items()}
+    closed = {name: _bounded(value) if name in _OF_SCHEMAS else value for name, value in schema.items()}
     for name in ("properties", "$defs"):
         if name in schema:
-            closed[name] = {key: _closed(value) for key, value in schema[name].items()}
+            closed[name] = {key: _bounded(value) for key, value in schema[name].items()}
+    if schema.get("type") == "integer" and not {"enum", "const"} & {*schema}:
+        closed |= {name: most for name, most in _BOUNDS.items() if not {name, f"exclusive{name.title()}"} & {*schema}}
     return {"additionalProperties": False, **closed} if "properties" in schema else closed
 
 
