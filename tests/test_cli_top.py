@@ -237,6 +237,12 @@ def test_each_request_names_its_model_where_a_server_has_several(columns: int) -
     assert "model" not in text(after(frame(0, request(1))), columns)
 
 
+def test_a_request_s_key_is_told_beside_its_program() -> None:
+    shown = text(after(frame(0, request(1, origin="curl · key alice · chat"))), 200)
+    assert "curl · key alice " in shown
+    assert "key" not in text(after(frame(0, request(1))), 200)
+
+
 @pytest.mark.parametrize("columns", WIDTHS)
 def test_the_names_of_several_models_are_whole_on_as_many_lines_as_they_need(columns: int) -> None:
     names = ["qwen2.5-coder-0.5b-instruct-q4_k_m", "gemma-3-270m-q4_k_m", "SmolLM2-135M-Instruct.Q4_1 (loading 40 %)"]

@@ -435,6 +435,16 @@ def test_children_end_with_a_server_that_is_killed(serve_models: ServeModels) ->
     until(lambda: [pid for pid in every if is_running(pid)], lambda left: not left)
 
 
+def test_the_last_line_of_the_log_is_the_end_of_a_server_and_its_models(serve_models: ServeModels) -> None:
+    server = serve_models()
+    text_of(complete(server, "alpha"))
+    server.process.signal(signal.SIGTERM)
+    assert server.process.wait() == 0
+    events = re.findall(r"event=(\S+)", server.process.log.join())
+    assert (events[-1], events.count("server.stopped")) == ("server.stopped", 1)
+    assert "model.ended" in events
+
+
 def is_running(pid: int) -> bool:
     try:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()

@@ -315,9 +315,11 @@ def _names_model(state: TopState, row: RequestRow) -> bool:
 
 
 def _program(row: RequestRow, columns: int) -> str:
-    """The program, with its process where that has no column of its own."""
-    pid = "" if columns >= PID_FROM_COLUMNS else pid_of(row.request.origin)
-    return f"{program_of(row.request.origin)} {pid}".rstrip()
+    """The program and its key, with its process where that has no column of its own."""
+    origin = row.request.origin
+    pid = "" if columns >= PID_FROM_COLUMNS else pid_of(origin)
+    key = next((part for part in origin.split(" · ")[1:] if part.startswith("key ")), "")
+    return " ".join(filter(None, [" · ".join(filter(None, [program_of(origin), key])), pid]))
 
 
 def _first_shown(state: TopState, rows: Sequence[RequestRow], left: int | None) -> int:

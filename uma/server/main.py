@@ -124,6 +124,7 @@ async def _main(
     with ExitStack() as at_end, receiving(WATCHED) as signals:
         async with trio.open_nursery() as nursery:
             server = make_server(progress, config)
+            at_end.callback(server.tell_stopped)
             first: list[EarlyService] = [server, *(make(progress, config) for make in early)]
             run = ServerRun(nursery, server, [*first], at_end)
             nursery.start_soon(run.watch, signals)

@@ -94,9 +94,12 @@ class Server(ConnectionHost):
         finally:
             file.remove()
             file.close()
-            if self._engine is not None or self._accepting.cancel_called:  # a start that failed has said why
-                suppressed = self.failures.suppressed or None
-                log(logger, logging.INFO, "server.stopped", sessions_total=self.sessions_total, suppressed=suppressed)
+
+    def tell_stopped(self) -> None:
+        """Log that all has ended, models included; a start that failed has said why."""
+        if self._engine is not None or self._accepting.cancel_called:
+            suppressed = self.failures.suppressed or None
+            log(logger, logging.INFO, "server.stopped", sessions_total=self.sessions_total, suppressed=suppressed)
 
     def begin_drain(self) -> None:
         """Take no more sessions and requests, and let `serve` come to its end."""
@@ -181,6 +184,9 @@ class Server(ConnectionHost):
 
 class SilentServer(Server):
     """A server that listens nowhere: others reach its engine by what serves beside it."""
+
+    def tell_stopped(self) -> None:
+        """See `Server`: what serves beside it, or its parent, tells that."""
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         async with trio.open_nursery() as nursery:
