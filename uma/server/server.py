@@ -155,10 +155,10 @@ class Server(ConnectionHost):
             self._admit(sock, nursery, ShuttingDown(STOPPING))
 
     async def _drain(self) -> None:
-        await self._log_drain()
         self.engine.begin_drain()
         for connection in self._connections:
             connection.drain()
+        await self._log_drain()
         with trio.move_on_after(self.config.drain_timeout_sec):
             await self._all_gone()
         for connection in self._connections:
