@@ -82,6 +82,20 @@ def test_the_server_explains_where_an_answer_s_time_went(here: Visitor) -> None:
     expect(page.locator(".why")).to_contain_text("Cache:")
 
 
+def test_names_in_an_explanation_are_code_and_its_last_line_stands_clear_of_the_box(here: Visitor) -> None:
+    page = here.visit().page
+    told = {"spent": ["1.0 s: it was read"] * 30, "sentences": ["The system's `top` shows it."], "reason": "stop"}
+    page.route("**/ui/api/why/*", lambda route: route.fulfill(json=told))
+    here.ask("What is UMA?")
+    here.wait_for_answer()
+    page.get_by_role("button", name="Timing").click()
+    expect(page.locator(".why code")).to_have_text("top")
+    expect(page.locator(".why li").last).to_have_text("The system's top shows it.")
+    bottoms = "['#scroller', '.why'].map(one => document.querySelector(one).getBoundingClientRect().bottom)"
+    scroller, last = page.evaluate(bottoms)
+    assert scroller - last >= 8
+
+
 def test_code_in_a_question_is_shown_as_code(here: Visitor) -> None:
     page = here.visit().page
     here.ask("What does *this* do?\n```python\nx = [1]\n```\nBe short.")

@@ -65,7 +65,16 @@ def test_on_a_phone_no_ring_is_around_the_page_and_the_list_closes_at_an_import(
         page = here.page
         expect(page.locator("#main")).to_be_focused()
         assert page.locator("#main").evaluate("main => getComputedStyle(main).outlineStyle") == "none"
-        page.get_by_role("button", name="Show the list of conversations").click()
+        begins = """each => {
+            const text = document.createRange();
+            text.selectNodeContents(each);
+            return text.getBoundingClientRect().left;
+        }"""
+        opener = page.get_by_role("button", name="Show the list of conversations")
+        title, model = (page.locator(each).evaluate(begins) for each in ("#title", "#model"))
+        assert abs(title - model) <= 1  # one line below the other
+        assert title - opener.evaluate("each => each.getBoundingClientRect().right") >= 4  # a ring is 4 px wide
+        opener.click()
         expect(page.locator("#sidebar")).to_have_class("is-open")
         chat = b'[{"role": "user", "content": "Imported?"}, {"role": "assistant", "content": "Yes."}]'
         page.locator("#import-file").set_input_files(

@@ -410,6 +410,34 @@ def test_a_server_that_was_started_again_leaves_no_lane_of_the_one_before(
         expect(page.locator("#live-view")).to_have_attribute("data-frames", re.compile(r"[3-9]|\d\d"))
 
 
+def test_what_was_before_the_view_is_said_to_be_not_recorded_and_a_few_times_are_told_of_their_model(
+    browser: Browser, narrow_server: HttpServer
+) -> None:
+    frame = next(frames(narrow_server.url))
+    few = {"count": 3, "last": 1_800.0, "p50": None, "p95": None, "p99": None}
+    of_models = [("one", frame["figures"] | {"first_token_ms": few}), ("two", frame["figures"])]
+    frame["models"] = [{"name": name, "figures": figures, "requests": []} for name, figures in of_models]
+    frame["figures"] |= {"running": 2, "first_token_ms": None, "between_tokens_ms": None}
+    old = frame["activity"] | running("old", "young")
+    old["running"] = [each | {"age_ms": 60_000 if each["id"] == "old" else 100} for each in old["running"]]
+    body = f"event: frame\ndata: {json.dumps(frame | {'activity': old})}\n\n"
+    drawn = """canvas => {
+        const [half, tall] = [Math.floor(canvas.width / 2), canvas.height];
+        const { data } = canvas.getContext("2d").getImageData(0, 0, half, tall);
+        return data.filter((alpha, at) => at % 4 === 3 && alpha).length;
+    }"""
+    with visitor(browser, narrow_server.url) as one:
+        page = one.page
+        page.route("**/ui/api/live", lambda route: route.fulfill(content_type="text/event-stream", body=body))
+        one.visit("#live")
+        tile = page.locator(".tile", has_text="First token")
+        expect(tile.locator(".tile-value")).to_have_text("1.8")
+        expect(tile.locator(".tile-note")).to_have_text("the last of 3, one")
+        canvas = {each: page.locator(f".lane[data-id={each}] canvas") for each in ("old", "young")}
+        assert canvas["old"].evaluate(drawn) > 0
+        assert canvas["young"].evaluate(drawn) == 0
+
+
 def test_a_viewer_that_looks_away_costs_nothing(browser: Browser, narrow_server: HttpServer) -> None:
     with visitor(browser, narrow_server.url) as one:
         page = one.visit("#live").page

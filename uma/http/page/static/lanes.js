@@ -115,6 +115,7 @@ class Lane {
     this.isHurried = false;
     this.computed = isLate ? request.computed_tokens : request.cached_tokens;
     this.generated = isLate ? request.generated_tokens : 0;
+    this.isLate = isLate;
     this.tellsCached = !isLate;
     const [element, part] = copyOf("lane");
     this.element = element;
@@ -223,7 +224,7 @@ class Lane {
     this.hurry.hidden = !own?.hurry || this.phase !== "writing" || this.isHurried;
   }
 
-  /** @param {number} column The newest. @param {Record<"prefill" | "decode" | "cached" | "line" | "wait", string>} colours */
+  /** @param {number} column The newest. @param {Record<"prefill" | "decode" | "cached" | "line" | "wait" | "words", string>} colours */
   paint(column, colours) {
     const { canvas } = this;
     const scale = devicePixelRatio;
@@ -240,6 +241,21 @@ class Lane {
       context.fillStyle = colour;
       context.fillRect(x, height - tall, bar, tall);
     };
+    const [began, seen] = [column - this.request.age_ms / INTERVAL_MS, Math.min(...this.ticks.keys())];
+    const left = Math.max(0, Math.round(width - (column - began + 1) * step));
+    const before = Math.round(width - (column - seen + 1) * step) - left;
+    if (this.isLate && before > bar) {
+      context.fillStyle = colours.line;
+      for (let x = left; x < left + before - scale; x += 6 * scale) context.fillRect(x, 0, scale, height);
+      context.font = `${12 * scale}px sans-serif`;
+      const words = "not recorded";
+      const room = context.measureText(words).width + 12 * scale;
+      if (room < before) {
+        context.clearRect(left + (before - room) / 2, 0, room, height);
+        context.fillStyle = colours.words;
+        context.fillText(words, left + (before - room) / 2 + 6 * scale, height / 2 + 4 * scale);
+      }
+    }
     for (const [at, tick] of this.ticks) {
       const x = Math.round(width - (column - at + 1) * step);
       context.fillStyle = colours.line;
@@ -371,6 +387,7 @@ export class Lanes {
       cached: probe("--cached"),
       line: probe("--line"),
       wait: probe("--line-strong"),
+      words: probe("--muted"),
     };
     for (const lane of this.lanes.values()) if (lane.ticks.size) lane.paint(this.column, colours);
   }

@@ -198,24 +198,26 @@ export class LiveView {
   }
 
   /** @param {Frame} frame */
-  showTiles({ figures, metrics }) {
-    const { tiles } = this;
+  showTiles(frame) {
+    const [{ figures, metrics }, { tiles }] = [frame, this];
     tiles.tokens.showSpeed(figures.written_per_sec, metrics.tokens_generated_total);
     tiles.prompt.showSpeed(figures.read_per_sec, metrics.prefill_tokens_total);
-    this.showPercentiles(tiles.first, figures.first_token_ms);
-    this.showPercentiles(tiles.between, figures.between_tokens_ms);
+    this.showPercentiles(tiles.first, "first_token_ms", frame);
+    this.showPercentiles(tiles.between, "between_tokens_ms", frame);
     const share = 100 * (figures.cached_share ?? 0);
     tiles.cache.show(number(share), "%", "of prompt tokens", share >= 0.5);
     const { preemptions_total: paused } = metrics;
     tiles.preempted.show(number(paused), "", paused === 1 ? "request paused for others" : "requests paused for others", paused > 0);
   }
 
-  /** @param {Tile} tile @param {Percentiles | null} times */
-  showPercentiles(tile, times) {
-    if (times === null) return tile.show(NONE, "", this.info()?.models ? "too few yet" : "none yet");
-    const { count, last, p50, p95, p99 } = times;
+  /** Of several models that have too few together, those of the one with most are told. @param {Tile} tile @param {"first_token_ms" | "between_tokens_ms"} key @param {Frame} frame */
+  showPercentiles(tile, key, { figures, models }) {
+    const known = models.flatMap(({ name, figures: own }) => (own?.[key] ? [{ of: `, ${name}`, ...own[key] }] : []));
+    const times = figures[key] ? { of: "", ...figures[key] } : known.sort((one, other) => other.count - one.count)[0];
+    if (!times) return tile.show(NONE, "", "none yet");
+    const { count, last, p50, p95, p99, of } = times;
     const all = this.info()?.models ? ", all models" : "";
-    if (p50 === null) return tile.show(...split(about(last)), `the last of ${number(count)}`);
+    if (p50 === null) return tile.show(...split(about(last)), `the last of ${number(count)}${of}`);
     const words = [`median of ${number(count)}${all}`, `p95 ${about(p95 ?? 0)}`, `p99 ${about(p99 ?? 0)}`];
     tile.show(...split(about(p50)), words.map((each) => each.replaceAll(" ", NO_BREAK)).join(", "));
   }

@@ -158,7 +158,7 @@ function isLoaded() {
 }
 
 function chooseModel() {
-  const label = info?.models ? "Find a model, or type OWNER/NAME to pull one" : "The model of this server";
+  const label = info?.models ? "Find, or type OWNER/NAME to pull" : "The model of this server";
   palette.open(label, (text) => picker.entries(info, modelName(), text));
   void connect();
 }

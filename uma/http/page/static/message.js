@@ -411,7 +411,7 @@ function whyButton({ request, done }, foot) {
     button.setAttribute("aria-expanded", String(!shown));
     if (shown) return shown.remove();
     const list = h("ul", { class: "why" }, h("li", {}, "…"));
-    const line = (/** @type {string} */ words) => h("li", { dir: "auto" }, words);
+    const line = (/** @type {string} */ words) => h("li", { dir: "auto" }, ...words.split("`").map((part, at) => (at % 2 ? h("code", {}, part) : part)));
     const before = done.loading_ms ? [line(`${number(done.loading_ms / 1_000, 1)} s: the model was loaded first`)] : [];
     foot.append(list);
     try {
