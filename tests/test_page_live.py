@@ -438,6 +438,19 @@ def test_what_was_before_the_view_is_said_to_be_not_recorded_and_a_few_times_are
         assert canvas["young"].evaluate(drawn) == 0
 
 
+def test_a_live_view_that_loses_the_server_tells_the_chat_at_once(browser: Browser, narrow_server: HttpServer) -> None:
+    with visitor(browser, narrow_server.url) as one:
+        page = one.visit().page
+        page.clock.install()  # no look at a fixed time is due
+        page.clock.pause_at(page.evaluate("Date.now() + 1_000"))
+        page.route("**/ui/api/**", lambda route: route.abort())
+        page.get_by_role("link", name="Live").click()
+        expect(page.locator(".live-state")).to_contain_text("Retrying …")
+        page.get_by_role("link", name="Chat").click()
+        expect(page.locator("#model")).to_have_text("Server not reachable")
+        one.problems = [each for each in one.problems if "ERR_FAILED" not in each]
+
+
 def test_a_viewer_that_looks_away_costs_nothing(browser: Browser, narrow_server: HttpServer) -> None:
     with visitor(browser, narrow_server.url) as one:
         page = one.visit("#live").page
