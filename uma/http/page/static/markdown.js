@@ -21,7 +21,8 @@ const HEADING_OFFSET = 2;
 const parser = markdownit("commonmark", { html: false, linkify: true, maxNesting: 20 });
 parser.enable(["table", "strikethrough", "linkify"]).disable(["html_block", "html_inline"]);
 // No images but their words: one that the model names would tell a stranger's server that it was read.
-parser.renderer.rules.image = (tokens, index) => escaped(tokens[index].content);
+parser.renderer.rules.image = (tokens, index) =>
+  escaped(`[picture: ${[tokens[index].content, tokens[index].attrGet("src")?.match(/^https?:\/\/([^/?#]+)/i)?.[1]].filter(Boolean).join(", ")}]`);
 // Addresses with a scheme alone: "main.py" and "node.js" would be links too.
 parser.linkify.set({ fuzzyLink: false, fuzzyEmail: false, fuzzyIP: false });
 parser.linkify.add("ftp:", null).add("//", null); // the sanitizer leaves no address of these
