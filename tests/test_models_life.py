@@ -156,6 +156,19 @@ async def test_a_pin_that_is_refused_for_memory_is_no_failure_of_the_model(
         assert await text(models, "beta") == texts["beta"]
 
 
+async def test_a_load_says_whose_memory_it_waits_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, mock_clock: trio.testing.MockClock
+) -> None:
+    async with opened(folder, monkeypatch, cache_ram_mb=0) as models, trio.open_nursery() as nursery:
+        async with models.using("alpha"):
+            monkeypatch.setattr(models, "budget_bytes", models.find("alpha").memory_bytes * 3 // 2)
+            nursery.start_soon(models.load, "beta")
+            await until(lambda: models.find("beta").state == "loading")
+            assert models.find("beta").waits_for == "waits for memory, which alpha has (1 request)"
+        await until(lambda: models.find("beta").state == "loaded")
+        assert not models.find("beta").waits_for
+
+
 async def test_a_process_that_does_not_end_keeps_its_memory_from_others_until_it_does(
     folder: Path, monkeypatch: pytest.MonkeyPatch, texts: Mapping[str, str], mock_clock: trio.testing.MockClock
 ) -> None:
@@ -365,6 +378,7 @@ async def test_a_file_that_was_replaced_waits_for_the_old_one_where_both_do_not_
                 write_model(place / "new.gguf", seed=1).replace(path)
                 nursery.start_soon(ask)
                 await until(lambda: models.find("alpha").state == "loading")
+                assert models.find("alpha").waits_for == "waits for the old file's requests"
                 assert await text(source) == texts["alpha"]
                 assert not found
         assert found == [texts["beta"]]

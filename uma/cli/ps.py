@@ -85,7 +85,11 @@ def show_servers(found: Sequence[Running]) -> None:
             print_wrapped(f"models of {sanitize_line(server.socket)}{most}")
             print_table(MODEL_COLUMNS, [_model_row(model) for model in server.models], spare=SPARE)
             for model in server.models:
-                if reason := model.failure or (model.yielded and f"for other programs: {model.yielded}"):
+                if (
+                    reason := model.failure
+                    or model.waits_for
+                    or (model.yielded and f"for other programs: {model.yielded}")
+                ):
                     print_wrapped(reason if reason.startswith(model.name) else f"{model.name}: {reason}")
 
 
@@ -160,12 +164,13 @@ def _as_json(server: Running) -> dict[str, Any]:
 
 
 def _model_row(model: ListedModel) -> tuple[str, ...]:
-    percent = "" if model.loading_percent is None else f", {model.loading_percent} %"
+    percent = "" if model.loading_percent is None or model.waits_for else f", {model.loading_percent} %"
     memory = figures.size(model.taken_bytes) if model.taken_bytes else ""
     most = figures.size(model.memory_bytes) if model.state != "unloaded" else ""
     state: str = model.state
     if state == "unloaded" and model.failure:
         state = "failed" if model.fits else "too large"
+    state = "waits" if model.waits_for else state
     waiting = f", {model.waiting} waiting" if model.waiting else ""
     requests = f"{model.running}{waiting}" if model.running or model.waiting else ""
     return _adapted(model.name, model.adapters), f"{state}{percent}", memory, most, requests, _leaves(model)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
 import attrs
 import trio
 
-from uma.errors import BadRequest, Loading, ModelUnusable, UnknownModel
+from uma.errors import BadRequest, Loading, ModelUnusable, UmaError, UnknownModel
 from uma.http.dialect import Dialect
 from uma.http.exchange import Exchange
 from uma.http.gateway import Gateway
@@ -57,23 +57,27 @@ async def of_model(gateway: Gateway, http: Exchange, dialect: Dialect | None = N
         async with trio.open_nursery() as telling:
             if dialect is not None and dialect.is_streamed(fields):
                 shown = name or models.listed()[0].name
-                telling.start_soon(_tell_of_load, http, dialect, shown, partial(models.loading_percent, name))
+                telling.start_soon(_tell_of_load, http, dialect, partial(models.find, shown))
             source = await unless_gone(http, partial(stack.enter_async_context, models.using(name, kept)))
             telling.cancel_scope.cancel()
         http.model = source.info.model.name
         yield gateway.to_model(source, ModelNames(asked or source.info.model.name, takes_any=True))
 
 
-async def _tell_of_load(http: Exchange, dialect: Dialect, model: str, percent: Callable[[], int | None]) -> None:
+async def _tell_of_load(http: Exchange, dialect: Dialect, look: Callable[[], ListedModel]) -> None:
     """Begin a stream after a while, and tell how far its model is; to be cancelled once it is loaded.
 
     An error then has no status of its own any more.
     """
+    model = look()
     await trio.sleep(HEARTBEAT_SEC)
     http.streamed = dialect
     await http.start(200, dialect.media_type, NO_BUFFERING)
     while True:
-        await http.write(dialect.alive(f"loading {model}: {percent() or 0} %"))
+        with suppress(UmaError):  # its file is gone, which the load tells
+            model = look()
+        told = f"{model.name} {model.waits_for}" if model.waits_for else None
+        await http.write(dialect.alive(told or f"loading {model.name}: {model.loading_percent or 0} %"))
         await trio.sleep(HEARTBEAT_SEC)
 
 

@@ -171,7 +171,17 @@ class LoadedModels(Models):
             failure=failure or objection,
             retry_in_sec=model.failures.left_sec(now),
             yielded=model.yielded,
+            waits_for="" if model.load is None or model.has_process else self._waits_for(model),
         )
+
+    def _waits_for(self, model: ServedModel) -> str:
+        """What a load that has not begun waits for: the models that run, or are leaving."""
+        running = [other for other in self._known.values() if other.has_process and other.running]
+        if any(other.successor is model for other in running):
+            return "waits for the old file's requests"
+        running = [other for other in running if other.is_leaving] or running
+        has = (f"{other.file.name} has ({other.running} request{'s' * (other.running > 1)})" for other in running)
+        return f"waits for memory, which {' and '.join(has)}" if running else ""
 
     async def card(self, model: str | None, *, loads: bool = True) -> ServerInfo:
         found = await self._find(model)

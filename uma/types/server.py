@@ -262,6 +262,8 @@ class ListedModel:
     """Time for which no load of it is tried after a failure."""
     yielded: str = ""
     """What it has done for other programs, and why (`--yield-memory`): left, or dropped prefixes; empty: nothing."""
+    waits_for: str = ""
+    """What its load waits for, in words: memory that other models have, or requests of its old file; empty: nothing."""
 
 
 @attrs.frozen
