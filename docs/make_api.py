@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import attrs
 import griffe
 
+import uma
 from uma import errors
 from uma.config import settings
 from uma.constraints import hints_of
@@ -209,8 +210,8 @@ def _settings() -> str:
 
 def _errors() -> str:
     lines = [
-        _bullet(each.name, f"(`{getattr(errors, each.name).code}`) {_doc(each)}")
-        for each in _classes(_read("uma.errors"))
+        _bullet(each.name, f"(`{(getattr(errors, each.name, None) or getattr(uma, each.name)).code}`) {_doc(each)}")
+        for each in (*_classes(_read("uma.errors")), _read("uma.jobs.journal")["JobChanged"])
     ]
     return "\n## Errors\n\n`uma.errors`; each class with its code on the wire.\n\n" + "".join(lines)
 

@@ -429,6 +429,9 @@ def test_the_library_takes_texts_conversations_and_json_and_strings_as_questions
         for state in states:
             broken, colour = llm.decide(state, ["Is something broken?", choice], temperature=2.0)
             assert broken.probability == pytest.approx(1 - broken.probabilities[1])
+            assert (
+                colour.answer == ("red", "blue")[colour.best] and attrs.evolve(colour, labels=()).answer == colour.best
+            )
             assert colour.probabilities[colour.best] == max(colour.probabilities)
             assert re.fullmatch(r"<Decision choice: {'red': [\d.]+, 'blue': [\d.]+}, label_mass [\d.]+>", repr(colour))
             assert repr(broken).startswith("<Decision predicate: {'yes': ")

@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 
+import uma
 from harness import ServerProcess
 from uma.client import connect
 from uma.errors import BadRequest, sole_error
@@ -60,3 +61,9 @@ def test_a_field_has_another_name_where_it_or_what_holds_it_has_one() -> None:
         "textsize": "textsize",
     }
     assert {path: Wrong(path, "x").renamed(names).field for path in renamed} == renamed
+
+
+def test_the_errors_that_callers_catch_are_in_uma_which_shows_public_names_alone() -> None:
+    caught = "BadRequest ConfigError ConnectionLost ModelError Overloaded PromptTooLarge TemplateError UnknownModel"
+    assert {*caught.split(), "JobChanged", "UmaError"} <= {*dir(uma)} == {*uma.__all__}
+    assert all(issubclass(getattr(uma, name), uma.UmaError) for name in (*caught.split(), "JobChanged"))

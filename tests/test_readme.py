@@ -20,7 +20,7 @@ PYTHON = "".join((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for 
 SNIPPETS = re.findall(r"```python\n(.*?)```", README + PYTHON, re.DOTALL)
 PLACE = "http://127.0.0.1:8080"
 CLIENTS = [each for each in SNIPPETS if PLACE in each]
-(LOOP,) = [each for each in SNIPPETS if "llm.generate(" in each]
+(LOOP,) = [each for each in SNIPPETS if "in llm.generate(" in each]
 """The first example: a loop over the results of a batch."""
 
 
@@ -60,7 +60,7 @@ def test_every_other_python_snippet_runs_and_prints(snippet: str) -> None:
 @pytest.mark.parametrize(("max_tokens", "told"), [(6, " () None"), (12, " () weather")])
 def test_a_call_of_the_tool_s_example_that_is_cut_is_none_to_run(max_tokens: int, told: str) -> None:
     (tool,) = (each for each in SNIPPETS if "tool_choice" in each)
-    cut = tool.replace("max_tokens=64", f"max_tokens={max_tokens}, temperature=0")
+    cut = tool.replace("max_tokens=256", f"max_tokens={max_tokens}, temperature=0")
     shown = "print(said.finish_reason, said.text, said.tool_calls, said.cut_call and said.cut_call.name)"
     out, _ = run_example(cut.replace("for call in", f"{shown}\nfor call in"))
     assert out.startswith("length ")

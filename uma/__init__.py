@@ -14,7 +14,19 @@ if TYPE_CHECKING:
     from uma.client import Client, connect
     from uma.config import RuntimeConfig
     from uma.engine import Engine, open_engine
-    from uma.errors import UmaError
+    from uma.errors import (
+        BadRequest,
+        ConfigError,
+        ConnectionLost,
+        IdleTimeout,
+        ModelError,
+        Overloaded,
+        PromptTooLarge,
+        TemplateError,
+        UmaError,
+        UnknownModel,
+    )
+    from uma.jobs.journal import JobChanged
     from uma.llm import LLM, Completion, RequestOutput
     from uma.types import (
         DecisionQuestion,
@@ -39,7 +51,17 @@ _HOME = {
     "RuntimeConfig": "uma.config",
     "Engine": "uma.engine",
     "open_engine": "uma.engine",
+    "BadRequest": "uma.errors",
+    "ConfigError": "uma.errors",
+    "ConnectionLost": "uma.errors",
+    "IdleTimeout": "uma.errors",
+    "ModelError": "uma.errors",
+    "Overloaded": "uma.errors",
+    "PromptTooLarge": "uma.errors",
+    "TemplateError": "uma.errors",
     "UmaError": "uma.errors",
+    "UnknownModel": "uma.errors",
+    "JobChanged": "uma.jobs.journal",
     "DecisionQuestion": "uma.types",
     "Finished": "uma.types",
     "Grammar": "uma.types",
@@ -55,23 +77,33 @@ _HOME = {
 
 __all__ = [
     "LLM",
+    "BadRequest",
     "Client",
     "Completion",
+    "ConfigError",
+    "ConnectionLost",
     "DecisionQuestion",
     "Engine",
     "Finished",
     "Grammar",
+    "IdleTimeout",
+    "JobChanged",
     "Message",
+    "ModelError",
+    "Overloaded",
+    "PromptTooLarge",
     "Request",
     "RequestOutput",
     "RuntimeConfig",
     "SamplingParams",
     "Slo",
     "Source",
+    "TemplateError",
     "Token",
     "Tool",
     "ToolCall",
     "UmaError",
+    "UnknownModel",
     "__version__",
     "connect",
     "open_engine",
@@ -87,4 +119,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)

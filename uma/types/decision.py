@@ -166,6 +166,11 @@ class Decision:
         return self.probabilities.index(max(self.probabilities))
 
     @property
+    def answer(self) -> str | int:
+        """The likeliest option's text; where nobody gave `labels`, its index."""
+        return self.labels[self.best] if self.labels else self.best
+
+    @property
     def probability(self) -> float:
         """Probability of the first option: a predicate's yes."""
         return self.probabilities[0]
