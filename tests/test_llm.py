@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from harness import PATIENCE_SEC, run_to_end
 from models import write_model
 from uma import LLM, Engine, Grammar, Message, RuntimeConfig, SamplingParams, connect, open_engine
 from uma.errors import BadRequest, ConfigError, ModelError, PromptTooLarge
+from uma.llm import Completion
 from uma.llm.arguments import messages_of, tool_of
 from uma.types import DEFAULT_MAX_TOKENS, Tool, ToolCallDelta
 
@@ -119,6 +121,13 @@ def test_a_bad_prompt_costs_the_others_nothing(llm: LLM) -> None:
             lambda llm: SamplingParams(**kept({"max_new_tokens": 3})),
             r"max_new_tokens is no field of it; did you mean max_tokens\?",
         ),
+        (lambda llm: SamplingParams(**kept({"num_predict": 3})), r"num_predict .*did you mean max_tokens\?"),
+        (lambda llm: SamplingParams(**kept({"stop_token_ids": [3]})), r"did you mean stop\?"),
+        (lambda llm: SamplingParams(**kept({"guided_json": {}})), r"did you mean json_schema\?"),
+        (lambda llm: SamplingParams(**kept({"repeat_penalty": 1.1})), r"did you mean repetition_penalty\?"),
+        (lambda llm: llm.generate("x", {"num_predict": 1}), r"'num_predict' .*did you mean max_tokens\?"),
+        (lambda llm: llm.generate("x", num_predict=1), r"give sampling_params=SamplingParams\(max_tokens=…\)"),
+        (lambda llm: llm.chat("hi", stream=True), "llm.stream gives them piece by piece"),
         (lambda llm: llm.imap(["a"], max_tokens=3), r"imap\(\) .*'max_tokens'; give sampling_params="),
         (lambda llm: llm.imap("abc"), "rows: expected a list of prompts, not one"),
         (lambda llm: llm.embed("a", normalise=False), r"embed\(\) .*'normalise'; did you mean normalize\?"),
@@ -664,3 +673,16 @@ def test_a_script_that_never_closes_its_llm_ends_by_itself_with_its_own_error(ti
     process = script(tiny, body)
     out, err = process.communicate(timeout=PATIENCE_SEC)
     assert (out, err, process.returncode) == ("1\n", "", 3)
+
+
+def test_names_of_other_libraries_lead_to_those_here(llm: LLM) -> None:
+    with pytest.raises(AttributeError, match=r"'create_chat_completion'; llm\.chat does that"):
+        getattr(llm, "create_chat_completion")  # noqa: B009  (a type checker knows that it is not there)
+    with pytest.raises(ConfigError, match=r"verbose: no such setting; .*logging"):
+        LLM(verbose=True)
+
+
+def test_a_cut_repr_ends_between_numbers_and_closes_its_brackets() -> None:
+    made = Completion("x" * 500, tuple(range(10_000, 10_200)), "length", logprobs=({1: "[" * 300},))  # type: ignore[dict-item]
+    assert re.search(r", token_ids=\((\d{5}, )+…\), finish_reason='length', ", repr(made))
+    assert re.fullmatch(r"Completion\(text='x+…', .*\[…'}\)\)", repr(made))

@@ -56,8 +56,22 @@ def renamed(lines: Iterable[str], names: Mapping[str, str]) -> list[str]:
     return [line.renamed(names) if isinstance(line, Wrong) else line for line in lines]
 
 
+OTHERS = {
+    "num_predict": "max_tokens",
+    "n_predict": "max_tokens",
+    "stop_token_ids": "stop",
+    "guided_json": "json_schema",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "repeat_penalty": "repetition_penalty",
+}
+"""Names of other tools, and what does the same here."""
+
+
 def nearest(word: str, known: Iterable[str], *, prefix: str = "") -> str:
     """`; did you mean X?`, or nothing where no known word is near. A `prefix` that all have makes none nearer."""
+    if (own := OTHERS.get(word)) in (known := [*known]):
+        return f"; did you mean {own}?"
     from difflib import get_close_matches  # noqa: PLC0415  (only a typo needs it)
 
     close = get_close_matches(

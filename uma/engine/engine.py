@@ -166,6 +166,9 @@ class Engine:
 
     # types.Source
 
+    def __repr__(self) -> str:
+        return f"<uma.Engine: {self._info.model.name}, {self._info.limits.n_ctx:,} tokens of context>"
+
     @property
     def info(self) -> ServerInfo:
         """See `types.Source.info`."""

@@ -20,7 +20,7 @@ from uma.config import LOG, SERVER_ONLY, RuntimeConfig, settings
 from uma.constraints import show
 from uma.errors import BadRequest, ConfigError, UmaError
 from uma.types import GRAMMAR_FIELDS, Media, Message, ReasoningMode, SamplingParams, Tool, ToolCall, joined
-from uma.wrong import Wrong, WrongValues, nearest
+from uma.wrong import OTHERS, Wrong, WrongValues, nearest
 
 T = TypeVar("T")
 Conversation = Sequence[Message | Mapping[str, Any]]
@@ -45,7 +45,8 @@ def config_of(model: str, given: dict[str, Any]) -> RuntimeConfig:
     Raises `ConfigError` for an unknown one, with the nearest known, and for one that only a server has a use for.
     """
     known = settings()
-    wrong = [f"{name}: no such setting{nearest(name, known)}" for name in given if name not in known]
+    hints = {"verbose": "; what UMA logs is Python's `logging` to show"}
+    wrong = [f"{name}: no such setting{hints.get(name) or nearest(name, known)}" for name in given if name not in known]
     wrong += [f"{name}: a setting of a server (`uma run`), which LLM is not" for name in given if name in NO_KEYWORDS]
     if wrong:
         raise ConfigError("\n".join(wrong))
@@ -84,7 +85,13 @@ def check_keywords(unknown: Iterable[str], method: Callable[..., Any], known: Se
     """
     own = (*signature(method).parameters, *known)
     for name in unknown:
-        near = get_close_matches(name, (*own, *SAMPLING_NAMES) if "sampling_params" in own else own, n=1)
+        if name == "stream":
+            raise TypeError(f"LLM.{method.__name__}() gives whole answers; llm.stream gives them piece by piece")
+        near = (
+            [OTHERS[name]]
+            if name in OTHERS and "sampling_params" in own
+            else get_close_matches(name, (*own, *SAMPLING_NAMES) if "sampling_params" in own else own, n=1)
+        )
         hint = nearest(name, near)
         if near and near[0] in SAMPLING_NAMES and near[0] not in own:
             hint = f"; give sampling_params=SamplingParams({near[0]}=…), or a dict"

@@ -11,7 +11,7 @@ from contextlib import closing
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, Never
+from typing import TYPE_CHECKING, Any, Never
 
 import attrs
 import numpy as np
@@ -104,6 +104,13 @@ class LLM(Closing):
     def __repr__(self) -> str:
         state = "closed" if self._loop.is_closed else f"{self.info.limits.n_ctx:,} tokens of context"
         return f"<uma.LLM {self._place.name!r}: {self.info.model.name}, {state}>"
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            own = {"create_chat_completion": "chat", "create_completion": "generate"}.get(name)
+            hint = f"; llm.{own} does that" if own else ""
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=self)
 
     def __reduce__(self) -> Any:
         raise TypeError(NO_THREADS.format(elsewhere="another one"))

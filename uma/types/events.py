@@ -6,6 +6,7 @@ from typing import Literal
 
 import attrs
 
+from uma.types.fields import short_repr
 from uma.types.request import ToolCall
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
@@ -177,7 +178,7 @@ class Answer:
     """Where `text` is there: for each call, the cut one included, how many of its characters come before."""
 
 
-@attrs.frozen
+@attrs.frozen(repr=False)
 class Finished:
     """A request's last event. Of several answers, what it says itself is the first one's; `usage` counts all."""
 
@@ -211,6 +212,8 @@ class Finished:
     """How many of the conversation's messages were left out of the prompt (`Request.truncation`)."""
     summary: str = ""
     """What stands for them in the prompt, where the model has summarised them."""
+
+    __repr__ = short_repr
 
     @property
     def n_positions(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from functools import wraps
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar
@@ -13,7 +12,7 @@ import attrs
 from uma.constraints import Json, Length, Range, Text, Values, check
 from uma.schema_of import schema_of
 from uma.types.fields import MAX_MEMBERS, short_repr, tuple_of_strings, tuple_or_none
-from uma.wrong import Wrong, WrongValues
+from uma.wrong import Wrong, WrongValues, nearest
 
 DEFAULT_MAX_TOKENS = 4096
 """Maximum tokens of an answer where neither its request nor `--max-tokens` gives a number: it ends a model that never
@@ -112,9 +111,7 @@ def _grammar_in_short(cls: type[T]) -> type[T]:
                 raise WrongValues(Wrong("json_schema", f"expected {known_kinds}, not {repr(given)[:100]}"))
         for name in fields:
             if name not in known:
-                near = get_close_matches(name, [*known, *GRAMMAR_FIELDS], n=1)
-                hint = f"; did you mean {near[0]}?" if near else ""
-                raise TypeError(f"{cls.__name__}: {name} is no field of it{hint}")
+                raise TypeError(f"{cls.__name__}: {name} is no field of it{nearest(name, [*known, *GRAMMAR_FIELDS])}")
         if short and fields.get("grammar") is not None:
             raise WrongValues(
                 Wrong("grammar", f"{', '.join(short)} says what it must look like, too; give one of them")
