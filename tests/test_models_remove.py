@@ -12,7 +12,7 @@ from pty_screen import Terminal
 
 from harness import RunInProcessText, clean_environ, uma_command
 from models import write_encoder, write_model, write_split_model
-from uma.cli.words import size
+from uma.figures import size
 from uma.models.catalog import available
 
 REPOSITORY = "someone/Tiny-GGUF"

@@ -418,7 +418,8 @@ def test_anthropic_s_messages_are_imported_with_their_calls_and_results(here: Vi
     expect(page.locator(".toast").last).not_to_contain_text("Left out")
     with page.expect_request("**/ui/api/answers") as asking:
         here.ask("And tomorrow?")
-    sent = asking.value.post_data_json["messages"]
+    body: Any = asking.value.post_data_json
+    sent = body["messages"]
     assert [each["role"] for each in sent] == ["system", "user", "assistant", "user"]
     assert all(part in sent[2]["content"] for part in ("I look.", '"city":"Oslo"', "5 °C", "It is cold."))
     here.wait_for_answer()

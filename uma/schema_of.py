@@ -13,7 +13,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import attrs
 
 _BOUNDS = {"minimum": 1 - 2**53, "maximum": 2**53 - 1}
-"""Of an integer that says none, since small models write figures without end: those that every reader of JSON has."""
+"""Bounds of an integer that has none of its own, since small models write figures without end: what every reader of
+JSON can hold."""
 _PLAIN: dict[Any, dict[str, Any]] = {
     str: {"type": "string"},
     int: {"type": "integer", **_BOUNDS},
