@@ -197,6 +197,10 @@ def test_what_cannot_be_a_batch_is_refused(client: openai.OpenAI) -> None:
     file = client.files.create(file=("rows.jsonl", b"{}"), purpose="batch")
     with pytest.raises(openai.BadRequestError, match="endpoint: expected one of"):
         client.batches.create(input_file_id=file.id, endpoint="/v1/moderations", completion_window="24h")
+    row = b'{"custom_id": "a", "url": "/v1/chat/completions", "body": {"messages": []}}'
+    file = client.files.create(file=("rows.jsonl", row), purpose="batch")
+    with pytest.raises(openai.BadRequestError, match="not of the endpoint: url: expected /v1/em"):
+        client.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
 
 
 def test_only_this_user_reads_what_is_kept(client: openai.OpenAI, folder: Path) -> None:

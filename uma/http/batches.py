@@ -24,7 +24,7 @@ from uma.http.in_memory import InMemory
 from uma.http.problem import NotFound, RateLimited
 from uma.http.reader import read
 from uma.jobs import BadInput, Results, RowForm, Runner, in_flight, model_of, read_rows
-from uma.jobs.rows import PATHS
+from uma.jobs.rows import PATHS, BadRow
 from uma.jobs.store import MAX_UNFINISHED, OVER, JobFolder, JobStatus, Store, StoredBatch
 from uma.net.logfmt import log
 
@@ -94,12 +94,12 @@ def _made(batch: StoredBatch, store: Store) -> StoredBatch:
     files.check_space(store, batch.owner)
     if len(store.unfinished(owner=batch.owner)) >= MAX_UNFINISHED:
         raise RateLimited(f"{MAX_UNFINISHED} batches have not ended; wait for one", retry_after_ms=FULL_MS)
-    batch = attrs.evolve(batch, total=_count(store.path(batch.input_file_id))).now("in_progress")
+    batch = attrs.evolve(batch, total=_count(store.path(batch.input_file_id), batch.endpoint)).now("in_progress")
     store.keep(batch)
     return batch
 
 
-def _count(path: Path) -> int:
+def _count(path: Path, endpoint: str) -> int:
     """The rows of a file. Raises `BadRequest` where they can be no batch."""
     with path.open("rb") as file:
         lines = 0
@@ -109,6 +109,16 @@ def _count(path: Path) -> int:
                 raise BadRequest.at(
                     "input_file_id", f"the file has over {MAX_ROWS:,} lines, a batch's maximum; split it"
                 )
+        file.seek(0)
+        try:
+            for first in read_rows(file, takes_gzip=False):
+                RowForm(endpoint=endpoint).asked(first)
+                break
+        except BadRow as error:  # any other fault is told as that row's result
+            if str(error).startswith("url: ") and '"/' in str(error):
+                raise BadRequest.at("input_file_id", f"not of the endpoint: {error} in its first row") from None
+        except BadInput:
+            pass
         file.seek(0)
         try:
             return sum(1 for _ in read_rows(file, takes_gzip=False))
