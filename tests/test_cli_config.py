@@ -104,11 +104,11 @@ def test_the_model_that_is_taken_where_none_is_named_is_told(
 ) -> None:
     assert main(["config", "--json"]) == 0
     model = json.loads(capsys.readouterr().out)["model"]
-    assert (model["value"], model["from"], model["taken"]) == ("builtin", "default", "more/other")
+    assert (model["value"], model["from"], model["taken"]) == ("builtin", "default", "tiny")
     assert main(["config"]) == 0
-    assert capsys.readouterr().out.splitlines()[1].split()[:2] == ["model", "more/other"]
-    assert main(["config", "--json", "--model", "tiny"]) == 0
-    assert json.loads(capsys.readouterr().out)["model"]["taken"] == "tiny"
+    assert capsys.readouterr().out.splitlines()[1].split()[:2] == ["model", "tiny"]
+    assert main(["config", "--json", "--model", "more/other"]) == 0
+    assert json.loads(capsys.readouterr().out)["model"]["taken"] == "more/other"
 
 
 def test_a_file_of_the_settings_serves_the_same_models(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

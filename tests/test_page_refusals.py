@@ -158,16 +158,16 @@ def test_a_question_to_a_full_queue_waits_and_is_asked_again(browser: Browser, t
     flags = ("--max-sequences", "1", "--max-queue", "1", "--max-tokens", "16000")
     with saying(browser, tmp_path, "Again and again. ", *flags, **ENDLESS) as here:
         page = here.visit().page
-        for number in range(3):
+        for number in range(4):  # one is answered, one waits, and one more, as none of its connection's waits
             page.get_by_role("button", name="New chat", exact=True).click()
             here.ask(f"Question {number}")
             page.locator(".is-writing .block, .status:text('Waiting'), .status:text('Retrying')").first.wait_for()
         expect(page.locator(".status")).to_contain_text(re.compile(r"The server is busy\. Retrying in [\d,]+ s\."))
-        for title in ("Question 0", "Question 1"):
+        for title in ("Question 0", "Question 1", "Question 2"):
             page.locator(".conversation", has_text=title).click()
             page.keyboard.press("Escape")
             expect(page.locator("article.assistant")).to_have_attribute("aria-busy", "false")
-        page.locator(".conversation", has_text="Question 2").click()
+        page.locator(".conversation", has_text="Question 3").click()
         page.locator(".is-writing .block").first.wait_for()  # now there is a place
         here.problems.clear()  # Chromium notes each stream that was let go of
 

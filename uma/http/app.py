@@ -261,7 +261,7 @@ class _Endpoint:
 async def _fail(http: Exchange, error: UmaError) -> None:
     problem = http.problem(error)
     level = logging.INFO if problem.kind == "loading" else logging.WARNING  # whoever polls `/health` asks many times
-    asked = {"path": http.path, "status": problem.status}
+    asked = {"path": http.path[:100], "status": problem.status}  # what is longer is no path of ours
     http.lines.log(logger, level, "http.failed", request=http.id, **asked, code=error.code, message=error.message)
     if not http.is_started:
         await http.fail(dialect_of(http), problem)
