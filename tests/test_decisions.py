@@ -435,6 +435,8 @@ def test_the_library_takes_texts_conversations_and_json_and_strings_as_questions
             assert colour.probabilities[colour.best] == max(colour.probabilities)
             assert re.fullmatch(r"<Decision choice: {'red': [\d.]+, 'blue': [\d.]+}, label_mass [\d.]+>", repr(colour))
             assert repr(broken).startswith("<Decision predicate: {'yes': ")
+        for alone in ("Is something broken?", choice):
+            assert len(llm.decide(STATE, alone)) == 1
         with pytest.raises(BadRequest, match="orders"):
             llm.decide(STATE, [choice], orders="three")
         with pytest.raises(ValueError, match="options"):

@@ -318,7 +318,7 @@ class LLM(Closing):
     def decide(
         self,
         state: str | Conversation | Mapping[str, Any],
-        questions: Iterable[str | DecisionQuestion],
+        questions: str | DecisionQuestion | Iterable[str | DecisionQuestion],
         **options: Any,
     ) -> list[Decision]:
         """Probabilities of the answers to questions about a state: a text, a conversation, or anything else as JSON.
@@ -326,12 +326,14 @@ class LLM(Closing):
             spam, topic = llm.decide(mail, ["Is it spam?", DecisionQuestion.choice("Topic?", ["work", "home"])])
             print(spam.probability, topic.best, topic.probabilities)
 
-        Nothing is generated, and the state is read once for all questions. A string is a question of yes or no.
-        `options` are fields of `DecisionRequest`: `labels`, `orders`, `temperature`, `min_label_mass`, `reproducible`.
+        Nothing is generated, and the state is read once for all questions. A string is a question of yes or no,
+        and one question can be given alone. `options` are fields of `DecisionRequest`: `labels`, `orders`,
+        `temperature`, `min_label_mass`, `reproducible`.
         """
         known = [field.name for field in attrs.fields(DecisionRequest)]
         check_keywords(options.keys() - known, self.decide, known)
-        asked = [DecisionQuestion.predicate(text) if isinstance(text, str) else text for text in questions]
+        given = [questions] if isinstance(questions, str | DecisionQuestion) else questions
+        asked = [DecisionQuestion.predicate(text) if isinstance(text, str) else text for text in given]
         fields = {"messages": state_of(state), "questions": asked, **options}
         request = make_request(DecisionRequest, id=f"decide-{self._loop.next_number()}", **fields)
         answers = self._loop.call(self._loop.source.decide, request).answers
