@@ -24,7 +24,7 @@ from uma.http.in_memory import InMemory
 from uma.http.problem import NotFound, RateLimited
 from uma.http.reader import read
 from uma.jobs import BadInput, Results, RowForm, Runner, in_flight, model_of, read_rows
-from uma.jobs.rows import PATHS, BadRow
+from uma.jobs.rows import PATHS, BadRow, OtherEndpoint
 from uma.jobs.store import MAX_UNFINISHED, OVER, JobFolder, JobStatus, Store, StoredBatch
 from uma.net.logfmt import log
 
@@ -114,10 +114,9 @@ def _count(path: Path, endpoint: str) -> int:
             for first in read_rows(file, takes_gzip=False):
                 RowForm(endpoint=endpoint).asked(first)
                 break
-        except BadRow as error:  # any other fault is told as that row's result
-            if str(error).startswith("url: ") and '"/' in str(error):
-                raise BadRequest.at("input_file_id", f"not of the endpoint: {error} in its first row") from None
-        except BadInput:
+        except OtherEndpoint as error:
+            raise BadRequest.at("input_file_id", f"not of the endpoint: {error} in its first row") from None
+        except (BadRow, BadInput):  # told as that row's result
             pass
         file.seek(0)
         try:

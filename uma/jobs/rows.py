@@ -63,6 +63,10 @@ class BadRow(ValueError):
     """The row's own, where that much of it can be read."""
 
 
+class OtherEndpoint(BadRow):
+    """A row for another endpoint than the batch's."""
+
+
 @attrs.frozen
 class JobRow:
     """A row as the input has it."""
@@ -145,7 +149,8 @@ class RowForm:
         if path not in (allowed := PATHS if self.endpoint is None else {self.endpoint}):
             words = ("one of " if self.endpoint is None else "") + ", ".join(sorted(allowed))
             hint = "" if "body" in fields else " (--template makes a prompt of columns)"
-            raise BadRow(f"url: expected {words}, not {_shown(given)}{hint}")
+            kind = OtherEndpoint if str(given).startswith("/") else BadRow
+            raise kind(f"url: expected {words}, not {_shown(given)}{hint}")
         if not isinstance(body, dict):
             raise BadRow(f"body: expected a JSON object, not {_shown(body)}")
         if fields.get("method", "POST") != "POST":
