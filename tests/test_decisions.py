@@ -56,8 +56,6 @@ QUESTIONS = (
     DecisionQuestion.score("How upset is the customer?", ["calm", "annoyed", "furious"], "upset"),
 )
 
-TWICE = DecisionQuestion("choice", "Which?", [Option("lamp")] * 2)
-
 
 def decision(state: Any = STATE, questions: Any = QUESTIONS, **fields: Any) -> DecisionRequest:
     messages = state if isinstance(state, list) else [Message("user", state)]
@@ -103,7 +101,7 @@ NAMES = "Question: What is it about?\nOptions: {}\nAnswer with one of these opti
 
 @pytest.mark.parametrize("name", ["smollm2", pytest.param("qwen2.5-coder", marks=pytest.mark.slow)])
 async def test_prompts_are_tokenized_from_the_state_on_and_each_as_it_is_asked_for(name: RealModel) -> None:
-    asked = decision(questions=[*QUESTIONS, TWICE], labels="names", orders="one")
+    asked = decision(labels="names", orders="one")
 
     async def no_files(request: Request) -> Request:
         return request
@@ -120,9 +118,7 @@ async def test_prompts_are_tokenized_from_the_state_on_and_each_as_it_is_asked_f
         for text in (lines, NAMES.format(", ".join(TOPICS))):
             whole = model.chat_template.render([Message("user", f"{STATE}\n\n{text}")])
             assert [*read.state, *next(found).tokens] == ids(whole)
-        next(found)
-        with pytest.raises(BadRequest, match=r"questions\[3\]"):
-            next(found)
+        assert next(found).question == 2
 
 
 @pytest.fixture(params=["tiny", pytest.param("smollm2", marks=pytest.mark.slow)])
@@ -242,14 +238,6 @@ async def test_questions_below_the_mass_they_ask_for_are_refused(tiny: Path) -> 
     assert [each.is_refused for each in found] == [True] * 3
     assert [each.is_refused for each in free] == [False] * 3
     assert [each.name for each in free] == ["broken", "topic", "upset"]
-
-
-async def test_names_that_are_one_are_told_apart_by_codes_unless_names_are_asked_for(tiny: Path) -> None:
-    async with open_engine(config_for(tiny)) as engine:
-        found = (await engine.decide(decision(questions=[TWICE]))).answers[0]
-        assert len(found.probabilities) == 2
-        with pytest.raises(BadRequest, match=r"questions\[0\].options: .*codes"):
-            await engine.decide(decision(questions=[TWICE], labels="names"))
 
 
 async def test_a_decision_that_is_left_leaves_nothing_behind(tiny: Path) -> None:
@@ -447,3 +435,9 @@ def test_the_examples_of_the_docs_run() -> None:
     page = (Path(__file__).parents[1] / "docs" / "decisions.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     exec(example, {})
+
+
+@pytest.mark.parametrize("kind", ["choice", "score"])
+def test_two_options_of_one_label_are_refused_with_their_place(kind: Any) -> None:
+    with pytest.raises(ValueError, match=r"^options\[2\]: 'lamp' is there twice; reword one of the two$"):
+        DecisionQuestion(kind, "Which?", [Option("lamp"), Option("box"), Option("lamp")])

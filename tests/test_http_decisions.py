@@ -77,7 +77,13 @@ def with_question(**fields: Any) -> dict[str, Any]:
         ("/v1/decisions", with_question(type="guess"), "questions[1].type"),
         ("/v1/decisions", with_question(name=None), "questions[1].name"),
         ("/v1/decisions", with_question(choices=[{"value": "a"}, {"value": 1}]), "questions[1].choices[1].value"),
-        ("/v1/decisions", with_question(choices=[{"value": "a"}, {"value": "a"}]), "questions[1].choices[1].value"),
+        ("/v1/decisions", with_question(choices=[{"value": "a"}, {"value": "a"}]), "questions[1].choices[1]"),
+        ("/v1/decisions", with_question(choices=[{"value": "true"}, {"value": True}]), "questions[1].choices[1]"),
+        (
+            "/v1/decisions",
+            with_question(type="score", levels=[{"label": "a"}, {"label": "a"}]),
+            "questions[1].levels[1]",
+        ),
         ("/v1/decisions", with_question(choices=[{"value": "a"}]), "questions[1].choices"),
         (
             "/v1/decisions",
@@ -103,6 +109,16 @@ def with_question(**fields: Any) -> dict[str, Any]:
             "/v1/systemone",
             TYPESAFE | {"questions": {"a": {"type": "score", "criteria": ["x"]}}},
             "questions.a.criteria",
+        ),
+        (
+            "/v1/systemone",
+            TYPESAFE | {"questions": {"a": {"type": "score", "criteria": ["x", "y", "x"]}}},
+            "questions.a.criteria[2]",
+        ),
+        (
+            "/v1/systemone",
+            TYPESAFE | {"questions": {"a": {"type": "choice", "criteria": {"x": None, "": None}}}},
+            "questions.a.criteria.",
         ),
     ],
 )

@@ -20,6 +20,7 @@ from uma.http.reader import Reader
 from uma.net.quota import Lane
 from uma.types import MAX_QUESTIONS, Decision, DecisionQuestion, DecisionRequest, Decisions, Message, Option
 from uma.types.decision import MAX_LEVELS, MAX_OPTIONS, LabelForm, Orders
+from uma.wrong import below, renamed
 
 Label = Annotated[str, Length(1, 4_096), Text()]
 T = TypeVar("T")
@@ -67,12 +68,12 @@ class Decides:
         await http.answer_json({"model": reader.model} | form(found))
 
 
-def made(cls: Callable[..., T], path: str, *args: Any) -> T:
-    """A part of the request, of what the body has at `path`. Raises `BadRequest`."""
+def made(cls: Callable[..., T], path: str, names: Mapping[str, str], *args: Any) -> T:
+    """A part of the request, of what the body has at `path`, its fields by these names. Raises `BadRequest`."""
     try:
         return cls(*args)
     except ValueError as error:
-        raise BadRequest.at(path, str(error).partition(": ")[2]) from None
+        raise BadRequest(*below(path, renamed(BadRequest.of(error).lines, names))) from None
 
 
 def one_of(question: Any, kinds: Mapping[str, T], path: str) -> T:
@@ -128,15 +129,14 @@ def _read(body: DecisionsBody, reader: Reader) -> Asked:
     asked = [_asked(each, f"questions[{at}]", reader) for at, each in enumerate(body.questions)]
     questions, names = list[DecisionQuestion](), {"messages": "input"}
     for at, each in enumerate(asked):
-        path, options = f"questions[{at}]", tuple[Option, ...]()
+        path, own, options = f"questions[{at}]", "levels", tuple[Option, ...]()
         if isinstance(each, _Choice):
-            options = tuple(Option(_text(one.value), one.description) for one in each.choices)
-            names[f"{path}.options"] = f"{path}.choices"
+            own, options = "choices", tuple(Option(_text(one.value), one.description) for one in each.choices)
         elif isinstance(each, _Score):
             options = each.levels
-            names[f"{path}.options"] = f"{path}.levels"
+        names[f"{path}.options"] = f"{path}.{own}"
         instructions = text_of(each.instructions, f"{path}.instructions", reader, is_question=True)
-        questions.append(made(DecisionQuestion, path, each.type, instructions, options, each.name))
+        questions.append(made(DecisionQuestion, path, {"options": own}, each.type, instructions, options, each.name))
     return state, questions, names, partial(_form, asked)
 
 
@@ -144,12 +144,7 @@ def _asked(fields: dict[str, Any], path: str, reader: Reader) -> _Question:
     kind = one_of(fields, _KINDS, path)
     if "name" in fields and fields["name"] is None:
         raise BadRequest.at(f"{path}.name", "expected a string, not null; leave it out")
-    found = reader.part(fields, kind, path)
-    values = [(type(each.value), each.value) for each in found.choices] if isinstance(found, _Choice) else []
-    for at, value in enumerate(values):
-        if value in values[:at]:
-            raise BadRequest.at(f"{path}.choices[{at}].value", f"{show(value[1])} is there already")
-    return found
+    return reader.part(fields, kind, path)
 
 
 def _check_calls(given: Any) -> None:

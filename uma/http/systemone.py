@@ -47,12 +47,10 @@ def _read(body: SystemOneBody, reader: Reader) -> Asked:
         raise Unsupported.at("assets", "pictures of decisions are not supported yet; describe them in the state")
     if not 1 <= len(body.questions) <= MAX_QUESTIONS:
         raise BadRequest.at("questions", f"expected 1 to {MAX_QUESTIONS}, not {len(body.questions)}")
-    questions, names = list[DecisionQuestion](), {"messages": "state"}
-    for at, (name, given) in enumerate(body.questions.items()):
-        path = f"questions.{name}"
-        questions.append(_question(name, given, path, reader))
-        names[f"questions[{at}].options"] = f"{path}.criteria"
-    return [Message("user", _text(body.state, "state"))], questions, names, partial(_form, questions)
+    questions = [_question(name, given, f"questions.{name}", reader) for name, given in body.questions.items()]
+    names = {f"questions[{at}].options": f"questions.{name}.criteria" for at, name in enumerate(body.questions)}
+    state = Message("user", _text(body.state, "state"))
+    return [state], questions, names | {"messages": "state"}, partial(_form, questions)
 
 
 def _question(name: str, given: Any, path: str, reader: Reader) -> DecisionQuestion:
@@ -62,8 +60,8 @@ def _question(name: str, given: Any, path: str, reader: Reader) -> DecisionQuest
     kind = one_of(given, _KINDS, path)
     asked = reader.part(given, _NamedQuestion, path)
     instructions = "" if asked.instructions is None else _text(asked.instructions, f"{path}.instructions")
-    place = f"{path}.criteria"
-    return made(DecisionQuestion, place, kind, instructions, tuple(_options(kind, asked, place, reader)), name)
+    options = tuple(_options(kind, asked, f"{path}.criteria", reader))
+    return made(DecisionQuestion, path, {"options": "criteria"}, kind, instructions, options, name)
 
 
 def _options(kind: str, asked: _NamedQuestion, path: str, reader: Reader) -> Sequence[Option]:
@@ -86,7 +84,9 @@ def _options(kind: str, asked: _NamedQuestion, path: str, reader: Reader) -> Seq
 
 
 def _option(label: str, description: Any, path: str) -> Option:
-    return made(Option, path, label, None if description is None else _text(description, path))
+    return made(
+        Option, path, {"label": "", "description": ""}, label, None if description is None else _text(description, path)
+    )
 
 
 def _text(value: Any, path: str) -> str:

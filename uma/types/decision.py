@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import attrs
 
-from uma.constraints import Json, Length, Range, Text, check
+from uma.constraints import Json, Length, Range, Text, check, show
 from uma.types.events import Usage
 from uma.types.fields import tuple_or_none
 from uma.types.request import Message, ModelName, Slo
@@ -83,6 +83,9 @@ class DecisionQuestion:
             raise WrongValues(Wrong("options", f"a predicate has none, or its yes and its no, not {count:,}"))
         if self.kind != "predicate" and not 2 <= count <= most:
             raise WrongValues(Wrong("options", f"expected 2 to {most}, not {count:,}"))
+        for at, label in enumerate(labels := [option.label for option in self.options]):
+            if label in labels[:at]:
+                raise WrongValues(Wrong(f"options[{at}]", f"{show(label)} is there twice; reword one of the two"))
 
 
 def _options(given: list[str] | dict[str, str | None]) -> tuple[Option, ...]:

@@ -156,7 +156,7 @@ class DecisionReader:
     ) -> Iterator[AskedPrompt]:
         """The prompts of all questions. `ids` are a question's tokens behind the state."""
         for index, question in enumerate(request.questions):
-            named = self._names(request, index, spelled)
+            named = self._names(request, question, spelled)
             how = request.orders if request.orders != "auto" else "one" if named else "two"
             orders = labels.orders(max(2, len(question.options)), how if question.kind == "choice" else "one")
             codes = [] if named else self._codes(question, spelled)
@@ -166,19 +166,15 @@ class DecisionReader:
                 spellings = [named[at] for at in order] if named else [[path] for _, path in codes]
                 yield AskedPrompt(index, order, ids(text), spellings)
 
-    def _names(self, request: DecisionRequest, index: int, spelled: Speller) -> labels.Spellings:
+    def _names(self, request: DecisionRequest, question: DecisionQuestion, spelled: Speller) -> labels.Spellings:
         """Spellings of a question's options by their names; none where codes are better."""
-        question = request.questions[index]
         if question.kind == "predicate":
             return [list(map(spelled, names)) for names in (("yes", "Yes"), ("no", "No"))]
         if request.labels == "codes":
             return ()
         found = [[spelled(option.label)] for option in question.options]
-        is_distinct, size = labels.is_distinct(found), sum(len(path) for (path,) in found)
-        if request.labels == "names" and not is_distinct:
-            why = "two of them have the same label, so that names cannot tell them apart; ask for labels codes"
-            raise BadRequest.at(f"questions[{index}].options", why)
-        return found if is_distinct and (request.labels == "names" or size <= MAX_NAME_TOKENS) else ()
+        is_short = request.labels == "names" or sum(len(path) for (path,) in found) <= MAX_NAME_TOKENS
+        return found if is_short and labels.is_distinct(found) else ()
 
     def _codes(self, question: DecisionQuestion, spelled: Speller) -> list[tuple[str, labels.Path]]:
         """Codes by place, each with its tokens: those of the fewest tokens."""
