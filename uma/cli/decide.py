@@ -17,7 +17,7 @@ from uma.cli.embed import read_texts
 from uma.cli.generate import quiet
 from uma.cli.options import load_settings
 from uma.cli.source import open_source, watched
-from uma.cli.table import GAP, laid_out, print_table, width_of
+from uma.cli.table import GAP, cell_len, cropped, laid_out, print_table, width_of
 from uma.cli.terminal import TextOutput
 from uma.cli.trio_run import Interrupts, run
 from uma.config import Loaded
@@ -26,9 +26,9 @@ from uma.llm.arguments import make_request
 from uma.types import Decision, DecisionQuestion, DecisionRequest, Message, Priority
 
 SHOWN_CHARS = 40
-"""Maximum characters of a text that stands on a line above its answers."""
+"""Maximum columns of a text that stands on a line above its answers."""
 LEAST_CHARS = 12
-"""Minimum characters of a text beside its answers: where they leave fewer, it stands above them."""
+"""Minimum columns of a text beside its answers: where they leave fewer, it stands above them."""
 LEAST_MASS = 0.01
 """`label_mass` below which an answer is warned of: a model that means one of the options has far more."""
 OF_A_TEXT = (BadRequest, TemplateError, PromptTooLarge, FrameTooLarge, DecodeFailed)
@@ -100,16 +100,16 @@ def _show(columns: list[str], rows: list[list[str]]) -> None:
     width = width_of(sys.stdout)
     filled = [at for at in range(1, len(columns)) if any(row[at] for row in rows)]
     others = [[row[at] for at in filled] for row in rows]
-    beside = laid_out([columns[at] for at in filled], others, None, spare=(), key="")
-    room = SHOWN_CHARS if width is None else width - len(GAP) - max(map(len, beside))
+    beside = laid_out([columns[at] for at in filled], others, None)
+    room = SHOWN_CHARS if width is None else width - len(GAP) - max(map(cell_len, beside))
     most = room if room >= LEAST_CHARS else SHOWN_CHARS
     print_table(columns, [[_cut(text, most), *rest] for text, *rest in rows])
 
 
 def _cut(text: str, most: int) -> str:
-    """A text in one line of at most so many characters."""
+    """A text in one line of at most so many columns."""
     line = " ".join(text.split())
-    return line if len(line) <= most else f"{line[: most - 1].rstrip()}…"
+    return line if cell_len(line) <= most else f"{cropped(line, most - 1).rstrip()}…"
 
 
 def _request(options: argparse.Namespace, number: int, text: str, model: str | None) -> DecisionRequest:

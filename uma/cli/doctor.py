@@ -86,7 +86,7 @@ def show_checks(found: Sequence[Check], *, has_details: bool = False) -> None:
         print_wrapped(f"+ {result.name}: {result.faster}")
     print()
     shown = [result for result in found if has_details or _mark(result) or not result.is_detail]
-    print_table(("", "what", "finding"), [(_mark(result), result.name, result.finding) for result in shown], key="what")
+    print_table(("", "what", "finding"), [(_mark(result), result.name, result.finding) for result in shown])
     if left_out := len(found) - len(shown):
         print()
         print_wrapped(f"`uma doctor --details` has {left_out} more, about which nothing needs doing.")

@@ -44,7 +44,7 @@ def show_explained(explained: Explained) -> None:
     for line in _head(explained):
         print_wrapped(line)
     print()
-    print_table(("time", "share", "", "what it went to"), list(_rows(explained)), spare=("",))
+    print_table(("time", "share", "", "what it went to"), list(_rows(explained)), spare={"": 70})
     print()
     for sentence in sentences(explained):
         print_wrapped(sentence)

@@ -28,8 +28,8 @@ POLL_SEC = 0.5
 MAX_FOLLOWED = 1_000
 """Maximum requests that are shown of one look."""
 COLUMNS = ("nr", "came", "model", "prompt", "cached", "written", "took", "ended")
-SPARE = ("written", "took", "came", "cached")
-"""Columns that a narrow terminal goes without, the first of them first."""
+SPARE = {"written": 100, "took": 90, "came": 70}
+"""Columns that a terminal goes without which is narrower than this."""
 SNIPPET_CHARS = 60
 """Text shown on each side of where two prompts part."""
 
@@ -63,7 +63,7 @@ def _row(number: int, head: Head) -> list[str]:
 
 
 def _table(rows: list[list[str]]) -> list[str]:
-    return laid_out(COLUMNS, rows, width_of(sys.stdout), spare=SPARE, key=COLUMNS[0])
+    return laid_out(COLUMNS, rows, width_of(sys.stdout), spare=SPARE)
 
 
 async def _follow(history: History, rows: list[list[str]], search: str, _: Interrupts) -> int:

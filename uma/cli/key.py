@@ -62,9 +62,8 @@ def _list(path: Path) -> None:
     accounts = [key.account for key in load(path).values()]
     rights = {True: {"manage_models": "true"}, False: {}}
     bounds = [attrs.asdict(account.bounds) | rights[account.manages_models] for account in accounts]
-    print_table(
-        ("name", "bounds"), [(account.name, _written(own)) for account, own in zip(accounts, bounds, strict=True)]
-    )
+    rows = [(account.name, _written(own)) for account, own in zip(accounts, bounds, strict=True)]
+    print_table(("name", "bounds"), rows, key="name")
 
 
 def _written(bounds: Mapping[str, object]) -> str:

@@ -19,16 +19,16 @@ from uma.cli import say
 from uma.cli.default_model import check_folder
 from uma.cli.memory import fits, memory_bytes
 from uma.cli.sanitize import json_text
-from uma.cli.table import NOTE, print_table, print_wrapped
+from uma.cli.table import print_table, print_wrapped
 from uma.client import connect
 from uma.config import Loaded, load
 from uma.errors import UmaError
 from uma.models import catalog, places
 from uma.models.catalog import ModelFile
 
-COLUMNS = ("name", "parameters", "kind", NOTE, "quantization", "context", "size", "fits", "from")
-SPARE = ("from", "kind", "parameters", "quantization", "context")
-"""Columns that a narrow terminal goes without, the first first."""
+COLUMNS = ("name", "parameters", "kind", "note", "quantization", "context", "size", "fits", "from")
+SPARE = {"quantization": 100, "parameters": 110, "kind": 130, "from": 150}
+"""Columns that a terminal goes without which is narrower than this."""
 ANSWER_SEC = 2.0
 """Maximum time in which a server tells of its models."""
 USES = "`uma chat NAME` talks with one, `uma run` serves all; a file is named by its path"
@@ -78,7 +78,7 @@ async def _memory(loaded: Loaded) -> Memory:
 
 def show_models(models: Sequence[ModelFile], memory: Memory) -> None:
     """Write them for people to standard output."""
-    print_table(COLUMNS, [_row(model, memory) for model in models if model.problem is None], spare=SPARE)
+    print_table(COLUMNS, [_row(model, memory) for model in models if model.problem is None], spare=SPARE, key="name")
     for model in models:
         if model.problem is not None:
             print_wrapped(f"cannot be loaded: {model.problem}")

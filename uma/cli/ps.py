@@ -17,7 +17,7 @@ from uma.cli import say
 from uma.cli.listening import listening_sockets
 from uma.cli.options import load_settings
 from uma.cli.sanitize import json_text, sanitize_line
-from uma.cli.table import NOTE, print_table, print_wrapped
+from uma.cli.table import print_table, print_wrapped
 from uma.cli.trio_run import Interrupts, run
 from uma.client import connect, dialled
 from uma.config import Loaded
@@ -28,10 +28,10 @@ from uma.types import ListedModel
 ANSWER_SEC = 10.0
 """Maximum wait for one server's answer: one that hangs must not hide the others."""
 COLUMNS = ("pid", "model", "sessions", "since", "socket")
-MODEL_COLUMNS = ("model", "state", "memory", "at most", "requests", NOTE)
+MODEL_COLUMNS = ("model", "state", "memory", "at most", "requests", "note")
 """Columns of the models of a server that has several; the last says when one leaves."""
-SPARE = ("at most", NOTE, "requests")
-"""Columns of these that a narrow terminal goes without, the first first."""
+SPARE = {"since": 100, "at most": 100, "note": 120}
+"""Columns of both that a terminal goes without which is narrower than this."""
 
 
 @attrs.frozen
@@ -76,14 +76,14 @@ def main(options: argparse.Namespace) -> int:
 
 def show_servers(found: Sequence[Running]) -> None:
     """Write them for people to standard output."""
-    print_table(COLUMNS, [_row(server) for server in found], spare=("since", "sessions"), key="model")
+    print_table(COLUMNS, [_row(server) for server in found], spare=SPARE, key="socket")
     for server in found:
         if server.models:
             budget = server.memory_budget_bytes
             most = f": {figures.size(budget)} together at most (--memory)" if budget else ""
             print()
             print_wrapped(f"models of {sanitize_line(server.socket)}{most}")
-            print_table(MODEL_COLUMNS, [_model_row(model) for model in server.models], spare=SPARE)
+            print_table(MODEL_COLUMNS, [_model_row(model) for model in server.models], spare=SPARE, key="model")
             for model in server.models:
                 if (
                     reason := model.failure

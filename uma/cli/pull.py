@@ -103,7 +103,7 @@ def show_offers(listing: hub.Listing, chosen: hub.Offer | None, memory: int, fil
         )
         for offer in sorted(listing.offers, key=lambda offer: offer.size_bytes)
     ]
-    print_table(COLUMNS, rows, file, spare=("files", "fits"), key="name")
+    print_table(COLUMNS, rows, file, spare={"files": 100})
 
 
 def _why(chosen: hub.Offer) -> str:

@@ -9,7 +9,7 @@ import sys
 from contextlib import suppress
 
 from uma.cli.sanitize import lines, sanitize_line
-from uma.cli.table import width_of, wrapped
+from uma.cli.table import cell_len, cropped, width_of, wrapped
 
 ERASE_LINE = "\r\x1b[2K"
 
@@ -48,8 +48,8 @@ def passing(text: str = "") -> None:
     with suppress(OSError, ValueError):
         if sys.stderr.isatty():
             shown, most = sanitize_line(text), columns()
-            if most is not None and len(shown) >= most:  # of a line that wraps only the end would be replaced
-                shown = f"{shown[: most - 2]}…"
+            if most is not None and cell_len(shown) >= most:  # of a line that wraps only the end would be replaced
+                shown = f"{cropped(shown, most - 2)}…"
             print(f"{ERASE_LINE}{shown}", end="", file=sys.stderr, flush=True)
             _Screen.has_passing = bool(shown)
 

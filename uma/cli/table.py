@@ -1,7 +1,7 @@
-"""A table for people: columns as long as the terminal has room for them, elsewhere columns that are never cut.
+"""A table for people, whose columns depend on the terminal's width alone, not on its rows. Elsewhere all are whole.
 
-No word is folded: columns that can be spared go first, then the last one wraps at words, and where even that does not
-fit, each row is a line with its first cell and one below it with the others by name.
+Where the cells are too long, the longest are cut in their middle, but for the last column, which wraps at words.
+Widths are the terminal's cells, of which a Chinese character or an emoji takes two.
 """
 
 from __future__ import annotations
@@ -9,19 +9,17 @@ from __future__ import annotations
 import os
 import re
 import sys
-import textwrap
+import unicodedata
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import TextIO
 
 from uma.cli.sanitize import sanitize_line
 
 GAP = "  "
 """Between two cells."""
-NOTE = "note"
-"""Name of a column of sentences, which need no name where each row is by itself."""
-LEAST_PROSE = 32
-"""Minimum columns of a last column that wraps: below, its words would stand one below the other."""
+NONE: Mapping[str, int] = MappingProxyType({})
 
 
 def print_table(
@@ -29,12 +27,12 @@ def print_table(
     rows: Sequence[Sequence[str]],
     file: TextIO | None = None,
     *,
-    spare: Sequence[str] = (),
+    spare: Mapping[str, int] = NONE,
     key: str = "",
 ) -> None:
     """Write rows under their columns' names to `file` (None: standard output), harmless. See `laid_out`."""
     file = sys.stdout if file is None else file
-    for line in laid_out(columns, rows, width_of(file), spare=spare, key=key or columns[0]):
+    for line in laid_out(columns, rows, width_of(file), spare=spare, key=key):
         print(line, file=file)
 
 
@@ -54,81 +52,79 @@ def width_of(file: TextIO) -> int | None:
 
 def wrapped(text: str, width: int | None, indent: str = "") -> list[str]:
     """`text` as lines of at most `width` columns, those behind the first indented. What stands between backquotes, a
-    command to copy, stays on one line; what is longer than a line is left to the terminal.
+    command to copy, stays on one line; what is longer than a line is left to the terminal, but for paths, which break
+    behind a slash, and wide characters, among which Chinese has no blanks.
     """
-    if width is None or len(text) <= width:
+    if width is None or cell_len(text) <= width:
         return [text]
-    whole = re.sub(r"`[^`]*`", lambda code: code[0].replace(" ", "\0"), text)
-    wrapper = _Wrapper(width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-    return [line.replace("\0", " ") for line in wrapper.wrap(whole)]
+    told = [""]
+    for word in re.findall(r"\s*(?:[^\s`]|`[^`]*`|`)+", text):
+        is_long = cell_len(word) > width - len(indent) and "`" not in word
+        for part in re.split(r"(?<=[/\u2e80-\U0003ffff])", word) if is_long else [word]:
+            if told[-1].strip() and cell_len(told[-1] + part) > width:
+                told.append(indent + part.lstrip())
+            else:
+                told[-1] += part
+    return told
 
 
-class _Wrapper(textwrap.TextWrapper):
-    """Wraps at words, and a path that is longer than a line behind its slashes."""
+def cell_len(text: str) -> int:
+    """Columns that a terminal gives to a text."""
+    return len(text) if text.isascii() else sum(map(_cells, text))
 
-    def _split(self, text: str) -> list[str]:
-        parts = (
-            re.split(r"(?<=/)", word) if len(word) > self.width and "\0" not in word else [word]
-            for word in super()._split(text)
-        )
-        return [part for word in parts for part in word]
+
+def _cells(character: str) -> int:
+    if unicodedata.category(character) in ("Mn", "Me", "Cf"):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def cropped(text: str, width: int) -> str:
+    """The beginning of a text that fits in so many columns."""
+    end = min(len(text), width)
+    while cell_len(text[:end]) > width:
+        end -= 1
+    return text[:end]
+
+
+def cut(text: str, width: int) -> str:
+    """`text` in at most so many columns, without its middle where it is longer: both ends tell names apart."""
+    if cell_len(text) <= width:
+        return text
+    head, tail = cropped(text, width // 2), cropped(text[::-1], width - 1 - width // 2)[::-1]
+    return f"{head.rstrip()}…{tail.lstrip()}"
 
 
 def laid_out(
-    columns: Sequence[str], rows: Sequence[Sequence[str]], width: int | None, *, spare: Sequence[str], key: str
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    width: int | None,
+    *,
+    spare: Mapping[str, int] = NONE,
+    key: str = "",
 ) -> list[str]:
-    """The lines of a table in `width` columns; None: without an end. Columns of `spare` are left out where that is too
-    narrow, the first of them first, and so are empty ones; `key` is the one that tells rows apart.
+    """The lines of a table in `width` columns; None: without an end. A column of `spare` is left out below the width
+    that stands there. A cell of `key`, which is to be copied, has a line of its own where it is too long.
     """
-    cells = [[sanitize_line(cell) for cell in row] for row in rows]
-    if width is None or not cells:
-        return _side_by_side(columns, cells)
-    filled = {name: [row[at] for row in cells] for at, name in enumerate(columns) if any(row[at] for row in cells)}
-    shown = dict(filled)
-    for name in spare:
-        if _total(shown) > width:
-            shown.pop(name, None)
-    last = next(reversed(shown))
-    left = width - _total({name: shown[name] for name in shown if name != last}) - len(GAP)
-    if _total(shown) <= width:
-        return _side_by_side(list(shown), list(zip(*shown.values(), strict=True)))
-    prose = [wrapped(cell, max(left, LEAST_PROSE)) for cell in shown[last]]
-    if left < LEAST_PROSE or max(len(part) for parts in prose for part in parts) > left:
-        return _below(filled, width, spare, key)
-    wraps = [
-        [*("" if at else cell for cell in row[:-1]), part]
-        for row, parts in zip(zip(*shown.values(), strict=True), prose, strict=True)
-        for at, part in enumerate(parts)
-    ]
-    return _side_by_side(list(shown), wraps)
+    width = sys.maxsize if width is None else width
+    shown = [at for at, name in enumerate(columns) if spare.get(name, 0) <= width]
+    cells = [[sanitize_line(row[at]) for at in shown] for row in (columns, *rows)]
+    widths = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
+    most = max(widths)
+    while most > 1 and sum(min(most, whole) + len(GAP) for whole in widths) > width + len(GAP):
+        most -= 1
 
+    def line(row: Sequence[str]) -> str:
+        fitting = (cut(cell, most) for cell in row)
+        padded = (cell + " " * (min(most, whole) - cell_len(cell)) for cell, whole in zip(fitting, widths, strict=True))
+        return GAP.join(padded).rstrip()
 
-def _total(columns: Mapping[str, Sequence[str]]) -> int:
-    """Width of a table."""
-    return sum(max(map(len, (name, *cells))) for name, cells in columns.items()) + len(GAP) * (len(columns) - 1)
-
-
-def _side_by_side(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
-    return [
-        GAP.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in (columns, *rows)
-    ]
-
-
-def _below(columns: Mapping[str, Sequence[str]], width: int, spare: Sequence[str], key: str) -> list[str]:
-    """Each row's `key`, and in a line below it the others, each behind its column's name."""
-    left = [name for name in columns if name != key]
-    for missing in (None, *spare):
-        left = [name for name in left if name != missing]
-        told = [
-            GAP + " · ".join(cells[name] if name == NOTE else f"{name} {cells[name]}" for name in left if cells[name])
-            for cells in (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
-        ]
-        if max(map(len, told)) <= width:
-            break
-    return [
-        line
-        for name, others in zip(columns[key], told, strict=True)
-        for line in (*wrapped(name, width, GAP), *(wrapped(others, width, GAP) if others.strip() else ()))
-    ]
+    told = []
+    for row in cells:
+        for at, cell in enumerate(row):
+            if columns[shown[at]] == key and cell_len(cell) > most:
+                told += wrapped(cell, width, GAP)
+                row[at] = ""
+        first, *more = wrapped(row[-1], most)
+        told += [line([*row[:-1], first]), *(line([*[""] * (len(row) - 1), part]) for part in more)]
+    return list(filter(None, told))

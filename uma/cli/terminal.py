@@ -7,7 +7,6 @@ from __future__ import annotations
 import errno
 import os
 import sys
-import unicodedata
 from contextlib import suppress
 from typing import Any
 
@@ -15,7 +14,7 @@ import attrs
 import trio
 
 from uma.cli.sanitize import sanitize
-from uma.cli.table import width_of
+from uma.cli.table import cell_len, width_of
 
 with suppress(ImportError):  # Windows
     import termios
@@ -53,7 +52,7 @@ class WordWrap:
         self._line = (self._line + character)[:8]  # enough to know a fence by
         if self._is_code:
             return character
-        width = _width(character)
+        width = cell_len(character)
         # The last column stays free: a full line leaves the cursor in doubt.
         is_over = self._at + width >= self.columns
         if character.isspace():
@@ -61,18 +60,11 @@ class WordWrap:
             self._at += 0 if is_over else 8 - self._at % 8 if character == "\t" else 1
             return "" if is_over else character
         word = "" if width == 2 else self._word
-        if is_over and self._at > (length := sum(map(_width, word))):
+        if is_over and self._at > (length := cell_len(word)):
             self._word, self._at = word + character, length + width
             return (f"\x1b[{length}D\x1b[K" if length else "") + f"\n{self._word}"
         self._word, self._at = word + character, (self._at + width) % self.columns
         return character
-
-
-def _width(character: str) -> int:
-    """Columns that a terminal gives to it."""
-    if unicodedata.category(character) in ("Mn", "Me", "Cf"):
-        return 0
-    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
 
 
 @attrs.define(eq=False)
