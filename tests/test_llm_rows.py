@@ -5,15 +5,15 @@ from __future__ import annotations
 import copy
 import json
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness import Serve, ServerProcess
-from uma import LLM, Grammar, Message, SamplingParams
-from uma.errors import BadRequest, ConfigError, ConnectionLost, PromptTooLarge
+from uma import LLM, Grammar, Message, Request, SamplingParams
+from uma.errors import BadRequest, ConfigError, ConnectionLost, ModelError, PromptTooLarge, UnknownModel
 from uma.jobs import JobChanged
 
 SETTINGS: dict[str, Any] = {"n_ctx": 4_096, "threads": 1, "n_gpu_layers": 0, "max_sequences": 4}
@@ -165,8 +165,20 @@ def test_what_a_server_has_of_its_own_is_refused_beside_a_socket(given: dict[str
 def test_a_model_beside_a_socket_is_the_server_s_own_of_that_name(server: ServerProcess) -> None:
     with LLM("builtin", socket=server.socket) as llm:
         assert llm.generate("Once", SamplingParams(max_tokens=2))[0].error is None
-    with pytest.raises(ConfigError, match=r"has builtin, not qwen3-8b"):
-        LLM("qwen3-8b", socket=server.socket)
+    with LLM() as own, LLM(socket=server.socket) as served:
+        nowhere: list[Callable[[], object]] = [
+            lambda: LLM("qwen3-8b"),
+            lambda: LLM("qwen3-8b", socket=server.socket),
+            lambda: own.generate("Once", model="qwen3-8b"),
+            lambda: served.generate("Once", model="qwen3-8b"),
+            lambda: served._loop.call(served._loop.source.tokenize, Request("a", prompt="x", model="qwen3-8b")),
+        ]
+        for ask in nowhere:
+            with pytest.raises(UnknownModel) as error:
+                ask()
+            assert isinstance(error.value, ModelError) and isinstance(error.value, BadRequest)
+        with pytest.raises(UnknownModel, match=r"^model: 'builtin\+pirate' is not loaded here; 'builtin' is$"):
+            own.generate("Once", model="builtin+pirate")
 
 
 @pytest.mark.parametrize("name", ["http", "max_sessions", "socket_mode", "idle_timeout_sec", "alias", "log_format"])

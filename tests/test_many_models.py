@@ -254,7 +254,7 @@ def test_a_session_can_ask_any_model_and_its_hello_names_one(server: HttpServer,
                 found[event["id"]] = event["text"]
         assert found == texts
         raw.send(ask("x", model="nothing"))
-        assert raw.expect("error")["code"] == "E_PROTO_BAD_REQUEST"
+        assert raw.expect("error")["code"] == "E_PROTO_UNKNOWN_MODEL"
     with server.process.connect() as raw:
         assert greeted(raw, model="beta")["model"]["path"].endswith("beta.gguf")
         raw.send(ask(prompt=PROMPT, stream=False, temperature=0))
@@ -380,7 +380,7 @@ def test_one_server_of_one_model_refuses_the_name_of_another(folder: Path) -> No
     with short_directory() as place, running_http(place, *one) as server, server.process.connect() as raw:
         assert raw.hello(versions=["1.2"]).get("models") is None
         raw.send(ask("a", model="beta"), ask("b", model="Alpha"))
-        assert raw.last_of("a")["code"] == "E_PROTO_BAD_REQUEST"
+        assert raw.last_of("a")["code"] == "E_PROTO_UNKNOWN_MODEL"
         assert raw.last_of("b")["event"] == "eos"
 
 

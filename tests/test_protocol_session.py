@@ -350,6 +350,13 @@ def test_every_code_of_the_protocol_has_its_row() -> None:
     assert AFTER_ERROR.keys() == errors.WIRE_ERRORS.keys()
 
 
+def test_every_error_has_a_code_of_its_own_by_which_a_client_makes_its_class() -> None:
+    classes = [found for found in vars(errors).values() if isinstance(found, type) and found.__module__ == "uma.errors"]
+    codes = [found.code for found in classes if issubclass(found, errors.UmaError) and found is not errors.Loading]
+    assert len(codes) == len(set(codes))
+    assert all(type(errors.from_code(code, "x")) is found for code, found in errors.WIRE_ERRORS.items())
+
+
 @pytest.mark.parametrize("length", [0, 101, 2**32 - 1])
 @pytest.mark.parametrize("make", [plain, hello])
 def test_an_oversize_frame_closes_the_session(make: Callable[..., ServerSession], length: int) -> None:

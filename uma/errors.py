@@ -6,11 +6,12 @@ A client raises the very class the server raised: `from_code` finds it.
     UmaError
     ├── ConfigError            a setting
     ├── ModelError             a model's file
+    │   ├── UnknownModel       also a BadRequest
+    │   └── ModelUnusable
     ├── ConnectionLost         the session's connection
     ├── what a client sent
     │   ├── FrameTooLarge, InvalidJson, VersionMismatch, Busy
     │   ├── BadRequest
-    │   │   └── UnknownModel
     │   └── TemplateError      messages that a chat template refuses, or a broken template
     ├── limits
     │   ├── PromptTooLarge, TooManySessions, IdleTimeout
@@ -18,7 +19,7 @@ A client raises the very class the server raised: `from_code` finds it.
     │       └── Loading
     └── what the server could not do
         ├── DecodeFailed, InternalError, ContractViolation
-        └── ModelUnusable, Ended, ShuttingDown
+        └── Ended, ShuttingDown
 
 (Lines in small letters group; they are no classes.)
 """
@@ -76,7 +77,7 @@ class ModelError(UmaError):
 class TemplateError(UmaError):
     """A model's chat template is broken or refuses these messages."""
 
-    code = "E_PROTO_BAD_REQUEST"
+    code = "E_PROTO_TEMPLATE"
 
 
 class ConnectionLost(UmaError):
@@ -108,8 +109,10 @@ class BadRequest(UmaError):
         return cls(*(error.lines if isinstance(error, WrongValues) else (str(error),)))
 
 
-class UnknownModel(BadRequest):
-    """A request names a model that is not here. The message names those that are near."""
+class UnknownModel(BadRequest, ModelError):
+    """There is no model of this name. The message names those that are near."""
+
+    code = "E_PROTO_UNKNOWN_MODEL"
 
 
 class Busy(UmaError):
@@ -191,7 +194,7 @@ class ContractViolation(UmaError):
     code = "E_RUNTIME_CONTRACT"
 
 
-class ModelUnusable(UmaError):
+class ModelUnusable(ModelError):
     """One of several models cannot be loaded: its file is broken, or no memory holds it. Asking again changes nothing.
     The message has the reason.
     """
@@ -221,6 +224,8 @@ WIRE_ERRORS: dict[str, type[UmaError]] = {
         FrameTooLarge,
         InvalidJson,
         BadRequest,
+        UnknownModel,
+        TemplateError,
         Busy,
         VersionMismatch,
         PromptTooLarge,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from uma.cli import say
 from uma.cli.streams import abandon_output, mend
-from uma.errors import ConfigError, ModelError, ModelUnusable, UmaError
+from uma.errors import ConfigError, ModelError, UmaError
 
 FAILED = 1
 UNUSABLE = 2
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         say.settle()
         return INTERRUPTED
-    except (ConfigError, ModelError, ModelUnusable) as error:
+    except (ConfigError, ModelError) as error:
         return _report(error, UNUSABLE)
     except (UmaError, OSError) as error:
         if is_terminal and isinstance(error, OSError) and error.errno == errno.EIO:

@@ -30,7 +30,7 @@ from uma.cli.trio_run import Interrupts
 from uma.client import PAUSED, Client, connect
 from uma.config import BUILTIN, LOG, SERVER_ONLY, Loaded, RuntimeConfig, settings
 from uma.contracts.explaining import WAITS_FOR
-from uma.errors import BadRequest, ConnectionLost, ModelError, UmaError, UnknownModel
+from uma.errors import ConnectionLost, ModelError, UmaError, UnknownModel
 from uma.models.names import meant, one_meant, with_adapter, without_adapter
 from uma.types import ListedModel, LoadProgress, ModelInfo, ServerInfo, Source
 
@@ -288,7 +288,7 @@ async def _session(
         name = _meant_of(await client.models(reload=True), loaded, bound_to) if client.info.models else None
         if name is None:
             if client.info.models and bound_to is None and not _is_there(loaded.config.model):
-                with suppress(BadRequest):  # it has none of that name
+                with suppress(UnknownModel):
                     return await connected(stack, socket, say, model=loaded.config.model), True
             await stack.enter_async_context(first.pop_all())
             is_meant = client.info.model == bound_to if bound_to else _has_the_model(client.info, loaded)

@@ -10,7 +10,6 @@ from uma.cli.source import asking
 from uma.cli.table import print_wrapped
 from uma.cli.trio_run import Interrupts, run
 from uma.client import Client
-from uma.errors import BadRequest, ModelError
 from uma.types import MAX_PAUSE_SEC
 
 
@@ -50,8 +49,6 @@ async def _pin(client: Client, name: str, *, is_pinned: bool) -> str:
             is_pinned=is_pinned,
             on_loading=lambda percent: say.passing(f"loading {words.bar(percent)} {name}"),
         )
-    except BadRequest as error:  # there is no such model
-        raise ModelError(error.message) from None
     finally:
         say.passing()
     if not is_pinned and model.name not in pinned:

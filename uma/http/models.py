@@ -9,9 +9,9 @@ from pathlib import Path
 import attrs
 
 from uma.config import RuntimeConfig
+from uma.errors import UnknownModel
 from uma.http.exchange import Exchange
 from uma.http.ignored import header_value
-from uma.http.problem import ModelNotFound
 from uma.models.names import meant, without_adapter
 from uma.types import Source
 
@@ -59,7 +59,7 @@ class ModelNames:
         )
 
     def check(self, asked: str | None, http: Exchange | None = None) -> str:
-        """The name to answer with. None asks for the loaded model. Raises `ModelNotFound`.
+        """The name to answer with. None asks for the loaded model. Raises `UnknownModel`.
 
         With `http`, the name of another company's model is taken for the loaded one, which the answer's header names.
         """
@@ -68,7 +68,7 @@ class ModelNames:
         if http is not None and asked.startswith(FOREIGN):
             http.extra_headers.append((MODEL_HEADER, header_value(self.name)))
             return asked
-        raise ModelNotFound(f"model: {asked[:200]!r} is not loaded here; {self.name!r} is ({self.more_names})")
+        raise UnknownModel(f"model: {asked[:200]!r} is not loaded here; {self.name!r} is ({self.more_names})")
 
     def knows(self, asked: str) -> bool:
         """Whether `asked` is one of the names, as `--model` takes them: in capitals or not, or the beginning of one."""

@@ -74,12 +74,6 @@ class NotFound(UmaError):
     code = "E_HTTP_NOT_FOUND"
 
 
-class ModelNotFound(UmaError):
-    """The request names another model than the one that is loaded."""
-
-    code = "E_HTTP_MODEL"
-
-
 class WrongMethod(UmaError):
     """The path has other methods."""
 
@@ -139,7 +133,6 @@ _STATUS: dict[type[UmaError], tuple[int, Kind]] = {
     Unauthorized: (401, "unauthorized"),
     Forbidden: (403, "forbidden"),
     NotFound: (404, "not_found"),
-    ModelNotFound: (404, "model_not_found"),
     UnknownModel: (404, "model_not_found"),
     WrongMethod: (405, "method"),
     BodyTimeout: (408, "timeout"),

@@ -78,7 +78,7 @@ class Reader:
         return None if adapter_in(self.model, self.able.adapters) is None else self.model
 
     def body(self, fields: Mapping[str, Any], cls: type[T]) -> T:
-        """A whole body. Raises `BadRequest` with a line for each wrong field, and `ModelNotFound`."""
+        """A whole body. Raises `BadRequest` with a line for each wrong field, and `UnknownModel`."""
         body = read(fields, cls, self.ignored)
         self.model = self._check_model(getattr(body, "model", None))
         return body

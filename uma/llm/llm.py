@@ -20,7 +20,6 @@ import numpy.typing as npt
 from uma.client import PAUSED
 from uma.client.parts import errors_moved
 from uma.closing import Closing
-from uma.errors import UnknownModel
 from uma.llm.arguments import (
     Choice,
     Conversation,
@@ -44,7 +43,7 @@ from uma.llm.place import place_of
 from uma.llm.results import RequestOutput
 from uma.llm.stream import LLMStream
 from uma.llm.thread import NO_THREADS, SourceThread
-from uma.models.names import meant, with_each, without_adapter
+from uma.models.names import check_alone
 from uma.types import (
     CHAT_SAMPLING,
     MAX_TEXTS,
@@ -74,14 +73,15 @@ class LLM(Closing):
 
     `model` is a GGUF file, a name that `uma models` lists, or nothing for the built-in model. Further keywords are
     the fields of `RuntimeConfig` that a model in this process has a use for; nothing else counts, no `UMA_…` setting
-    and no file. Raises `ModelError` or `ConfigError` where the model cannot be loaded.
+    and no file. Raises `ModelError` or `ConfigError` where the model cannot be loaded,
+    `UnknownModel`, which is a `ModelError`, where none has this name.
 
     Where neither a prompt's parameters nor these keywords say how tokens are drawn, the model's file does
     (`general.sampling.…`), else temperature 0.7 and top_p 0.95 hold: `temperature=0` always takes the likeliest.
 
     With `socket`, the path of a server's Unix socket, it is a client of that server, which has settings of its own:
-    keywords are a `ConfigError`. `model` is then one of the server's by its name, or nothing for its default; a name
-    that its only model does not have is a `ConfigError`, too. `ConnectionLost` where no server listens there.
+    keywords are a `ConfigError`. `model` is then one of the server's by its name, or nothing for its default.
+    `ConnectionLost` where no server listens there.
 
     An LLM belongs to the process that made it: a forked child gets `RuntimeError`, and can make its own.
     """
@@ -374,9 +374,7 @@ class LLM(Closing):
             return {}
         if self.info.models:
             return {"model": model}
-        if not meant(without_adapter(model, adapters), {card: (card.name, card.title)}):
-            there = ", ".join([card.name, *with_each(card.name, adapters)])
-            raise UnknownModel(f"model: {model[:200]!r} is not loaded here; there are {there}")
+        check_alone(model, card.name, [card.title], adapters)
         return {"model": model}
 
     def _prompts(

@@ -14,7 +14,7 @@ from uma.client import connect
 from uma.engine import open_engine
 from uma.errors import ConfigError
 from uma.llm.arguments import config_of, shown
-from uma.models.names import meant, without_adapter
+from uma.models.names import check_alone
 from uma.types import Source
 
 
@@ -47,10 +47,9 @@ def place_of(model: Any, socket: Any, settings: Mapping[str, Any]) -> ModelPlace
 
 @asynccontextmanager
 async def _served(socket: str, model: str | None) -> AsyncIterator[Source]:
-    """A session with the server's model of this name. Raises `ConfigError` where its only one is another."""
+    """A session with the server's model of this name. Raises `UnknownModel`."""
     async with connect(socket, model=model) as client:
         card = client.info.model
-        asked = None if model is None else without_adapter(model, client.info.capabilities.adapters)
-        if asked is not None and not client.info.models and not meant(asked, {card: (card.name, card.title)}):
-            raise ConfigError(f"model: the server on {socket} has {card.name}, not {model}; leave one of them out")
+        if model is not None and not client.info.models:
+            check_alone(model, card.name, [card.title], client.info.capabilities.adapters)
         yield client

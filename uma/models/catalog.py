@@ -13,7 +13,7 @@ import attrs
 
 from uma.chat.families import thinking_of
 from uma.config import BUILTIN
-from uma.errors import ModelError
+from uma.errors import ModelError, UnknownModel
 from uma.gguf import Glance, glance
 from uma.llama import header
 from uma.llama.builtin import builtin_path
@@ -95,18 +95,18 @@ _UNTOLD = (errno.EACCES, errno.EIO, errno.ESTALE, errno.ELOOP)
 
 
 def named(model: str, environ: Mapping[str, str], others: Iterable[str] = ()) -> Found:
-    """The one file that a name stands for, as `resolve`. Raises `ModelError` where there is none, or several."""
+    """The one file that a name stands for, as `resolve`. Raises `UnknownModel` where there is none, or several."""
     found = find(environ)
     matching = _distinct(meant(model, {model_found: (model_found.name, *model_found.also) for model_found in found}))
     if len(matching) == 1:
         return matching[0]
     shown = _short_names(found)
     if matching:
-        raise ModelError(f"{model}: {several_words(sorted(shown[match] for match in matching))}")
+        raise UnknownModel(f"{model}: {several_words(sorted(shown[match] for match in matching))}")
     near = nearest_model(model, (*shown.values(), *(model_found.name for model_found in found), BUILTIN, *others))
     problem = folder_problem(environ)
     hint = f"; {problem}" if problem else near or "; `uma models` tells what is here, `uma pull` gets others"
-    raise ModelError(f"{model}: {NONE_HERE}, and no such file{hint}")
+    raise UnknownModel(f"{model}: {NONE_HERE}, and no such file{hint}")
 
 
 def short_name(path: Path, environ: Mapping[str, str]) -> str:

@@ -82,6 +82,14 @@ def one_meant(
     raise UnknownModel(f"model: {asked[:MOST_SHOWN]!r}: {NONE_HERE}{there}")
 
 
+def check_alone(asked: str, name: str, others: Iterable[str], adapters: Collection[str]) -> None:
+    """Raise `UnknownModel` where this does not mean the one model that is here, with or without an adapter."""
+    if not meant(without_adapter(asked, adapters), {name: (name, *others)}):
+        *more, last = map(repr, (name, *with_each(name, adapters)))
+        there = f"{', '.join(more[:MOST_NAMED])} and {last} are" if more else f"{last} is"
+        raise UnknownModel.at("model", f"{asked[:MOST_SHOWN]!r} is not loaded here; {there}")
+
+
 NONE_HERE = "model not found"
 """What is said of a name that means none; behind it comes what to name instead."""
 

@@ -44,7 +44,9 @@ from uma.errors import (
     Overloaded,
     PromptTooLarge,
     ShuttingDown,
+    TemplateError,
     TooManySessions,
+    UnknownModel,
     VersionMismatch,
 )
 
@@ -90,6 +92,8 @@ AFTER_ERROR: Mapping[str, After] = MappingProxyType(
         FrameTooLarge.code: After.CLOSED,
         InvalidJson.code: After.CLOSED,
         BadRequest.code: After.CLOSED_IF_PLAIN,
+        UnknownModel.code: After.CLOSED_IF_PLAIN,
+        TemplateError.code: After.CLOSED_IF_PLAIN,
         Busy.code: After.OPEN,
         VersionMismatch.code: After.CLOSED,
         PromptTooLarge.code: After.CLOSED_IF_PLAIN,

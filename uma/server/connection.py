@@ -20,7 +20,7 @@ import trio
 from uma import posix
 from uma.config import RuntimeConfig
 from uma.errors import BadRequest, IdleTimeout, Overloaded, UmaError, UnknownModel, VersionMismatch
-from uma.models.names import meant, without_adapter
+from uma.models.names import check_alone, meant
 from uma.net.arrivals import arrivals
 from uma.net.client import CLIENT, ORIGIN, OWNER, USER, origin
 from uma.net.faults import as_uma_error
@@ -439,8 +439,8 @@ class Connection(ABC):
         if self.models is None:
             model = self.engine.info.model
             of = {model: (model.name, model.title)}
-            if asked is not None and not meant(without_adapter(asked, self.adapters), of):
-                raise UnknownModel(f"model: {asked[:200]!r} is not loaded here; this server has {model.name!r}")
+            if asked is not None:
+                check_alone(asked, model.name, [model.title], self.adapters)
             bound = None if self.account is None else self.account.bounds.models
             if self.account is not None and bound is not None and not any(meant(name, of) for name in bound):
                 raise UnknownModel(self.account.other_model(()).message)
