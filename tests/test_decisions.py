@@ -431,10 +431,14 @@ def test_the_library_takes_texts_conversations_and_json_and_strings_as_questions
             DecisionQuestion.choice("Which?", ["one"])
 
 
-def test_the_examples_of_the_docs_run() -> None:
+def test_the_example_of_the_docs_prints_what_is_shown_below_it(capsys: pytest.CaptureFixture[str]) -> None:
     page = (Path(__file__).parents[1] / "docs" / "decisions.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    exec(example, {})
+    ((example, shown),) = re.findall(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    exec(example.replace("qwen2.5-coder-0.5b-instruct", str(real_model("qwen2.5-coder"))), {})
+    told, printed = shown.split(), capsys.readouterr().out.split()
+    figures = [[float(word.strip(",")) for word in words if word[0].isdigit()] for words in (told, printed)]
+    assert [word for word in told if word[0].isalpha()] == [word for word in printed if word[0].isalpha()]
+    assert figures[1] == pytest.approx(figures[0], abs=0.05)  # quantized weights differ by what computes them
 
 
 @pytest.mark.parametrize("kind", ["choice", "score"])

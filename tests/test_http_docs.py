@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from collections.abc import Iterator
@@ -26,7 +27,11 @@ from uma.types import SamplingParams
 DOCS = Path(__file__).parents[1] / "docs"
 NAMES = ("http", "endpoints", "fields", "access")
 PAGE = "\n".join((DOCS / f"{name}.md").read_text(encoding="utf-8") for name in NAMES)
-LINES = re.findall(r"^curl (?:.*\\\n)*.*$", PAGE, re.MULTILINE)
+LINES = re.findall(r"^curl .*?(?=\n(?:curl |```))", PAGE, re.MULTILINE | re.DOTALL)
+SHOWN = re.findall(
+    r"^```sh\n(curl [^\n]*(?:\n [^\n]*)*)\n```\n\n```(json|text)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL
+)
+"""Lines with the answer that is shown below them."""
 RANKING = [line for line in LINES if "rerank" in line or "/v1/score" in line]
 """Lines for a model that ranks."""
 FILLING = [line for line in LINES if "/infill" in line]
@@ -52,6 +57,34 @@ def reranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
 @pytest.mark.parametrize("line", [line for line in LINES if line not in OTHERS])
 def test_every_line_can_be_pasted(line: str, http_server: HttpServer) -> None:
     paste(line, http_server)
+
+
+@pytest.mark.parametrize(("line", "language", "shown"), SHOWN)
+def test_an_answer_that_is_shown_has_the_form_of_the_real_one(
+    line: str, language: str, shown: str, http_server: HttpServer
+) -> None:
+    told, real = (
+        events(text) if language == "text" else [json.loads(text)] for text in (shown, pasted(line, http_server).stdout)
+    )
+    assert members(told) <= members(real)
+
+
+def test_every_task_shows_its_answer() -> None:
+    tasks = (DOCS / "http.md").read_text(encoding="utf-8").partition("## Tasks")[2].partition("\n## ")[0]
+    assert len(SHOWN) >= tasks.count("```sh") >= 5
+
+
+def events(text: str) -> list[Any]:
+    return [json.loads(line) for line in re.findall(r"^data: (\{.*)$", text, re.MULTILINE)]
+
+
+def members(value: Any, path: str = "") -> set[str]:
+    """Paths of all members of a JSON value, without the places in lists."""
+    if isinstance(value, list):
+        return set().union(*(members(item, path) for item in value))
+    if isinstance(value, dict):
+        return set().union(*({f"{path}.{name}"} | members(item, f"{path}.{name}") for name, item in value.items()))
+    return set()
 
 
 @pytest.mark.parametrize("line", RANKING)
