@@ -444,6 +444,15 @@ def test_a_full_context_goes_on_without_the_oldest_turns_and_asks_again(server: 
         assert ChatHistory.load(home / "so-far.json").system == "Be kind."
 
 
+def test_a_chat_with_room_is_not_shortened(server: ServerProcess, home: Path) -> None:
+    with chat(server, home, *SHORT) as terminal:
+        tell(terminal, "/shorten", "There is nothing to leave out: the context has room.")
+        ask(terminal, "Say yes.")
+        terminal.type("/shorten\r")
+        terminal.wait_for("There is nothing to leave out: the context has room.", times=2)
+        assert "From now on" not in terminal.text
+
+
 def test_what_was_shown_of_an_answer_outlives_its_server(socket_dir: Path, home: Path) -> None:
     with running_server(socket_dir / "uma.sock") as server, chat(server, home, *LONG) as terminal:
         begin_a_story(terminal)

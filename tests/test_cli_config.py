@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models import write_model, write_vocabulary
-from uma.cli import main
+from uma.cli import describe, main
 from uma.cli.config import as_toml
 from uma.cli.default_model import with_all
 from uma.config import Loaded, RuntimeConfig, load, settings
+from uma.errors import ConfigError
 
 PATHS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=40)
 
@@ -126,6 +127,11 @@ def test_the_toml_is_a_file_that_config_takes(tmp_path: Path, capsys: pytest.Cap
     file.write_text(capsys.readouterr().out, encoding="utf-8")
     config = load(environ={}, config_file=file).config
     assert (config.n_ctx, config.socket_mode, config.cache_dir) == (77, 0o640, "/tmp/ä\\ö")
+
+
+def test_an_error_about_a_setting_names_its_option_and_one_about_a_file_of_that_name_does_not() -> None:
+    assert describe(ConfigError.at("n_ctx", "is too large")) == "--n-ctx: is too large"
+    assert describe(ConfigError("model: cannot be read")) == "model: cannot be read"
 
 
 @pytest.mark.parametrize(

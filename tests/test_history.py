@@ -260,6 +260,11 @@ def test_a_server_keeps_what_an_agent_sent_and_tells_where_its_cache_broke(tmp_p
         until(lambda: server.ask("GET", "/v1/history").json["data"], lambda found: len(found) == 2)
         assert server.ask("GET", "/v1/history?search=12:02").json["data"][0]["number"] == 2
         assert server.ask("GET", "/v1/history", x_forwarded_for="10.0.0.1").status == 403
+        file = tmp_path / "uma" / "history.db"
+        file.rename(own := tmp_path / "own.db")
+        file.touch()  # no history: a look at it makes none of it
+        assert server.ask("GET", "/v1/history").status == 503 and not file.stat().st_size
+        own.rename(file)
 
         def told(*arguments: str) -> str:
             return run_to_end(*uma_command("history", *arguments), environ={**clean_environ(), **state}).stdout

@@ -23,7 +23,7 @@ from uma import posix
 from uma.constraints import Length, Range, hints_of, name_of, problems, show
 from uma.errors import ConfigError
 from uma.types import SAMPLER_FIELDS, Pace, Penalty, RepetitionPenalty, SamplerSettings, Share, Temperature, TopK
-from uma.wrong import nearest
+from uma.wrong import Wrong, nearest
 
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"]
 Toggle = Literal["auto", "on", "off"]
@@ -290,26 +290,32 @@ class RuntimeConfig:
 
     def __attrs_post_init__(self) -> None:
         hints = hints_of(type(self))
-        wrong: list[str] = [line for name, hint in hints.items() for line in problems(getattr(self, name), hint, name)]
+        wrong = [line for name, hint in hints.items() for line in problems(getattr(self, name), hint, name)]
+
+        def add(field: str, why: str) -> None:
+            wrong.append(Wrong(field, why))
+
         if self.n_ubatch > self.n_batch:
-            wrong.append(f"n_ubatch: {self.n_ubatch} must not be over n_batch, {self.n_batch}")
+            add("n_ubatch", f"{self.n_ubatch} must not be over n_batch, {self.n_batch}")
         try:
             re.compile(self.history_redact)
         except re.error as error:
-            wrong.append(f"history_redact: {self.history_redact!r} is no regular expression: {error}")
+            add("history_redact", f"{self.history_redact!r} is no regular expression: {error}")
         if self.draft and self.speculate == "off":
-            wrong.append("draft: --speculate is off, so it drafts nothing; add --speculate auto, or leave it out")
+            add("draft", "--speculate is off, so it drafts nothing; add --speculate auto, or leave it out")
         if self.models and not self.models.strip(", "):
-            wrong.append(f"models: expected names with commas between them, or {ALL_MODELS}, not {self.models!r}")
+            add("models", f"expected names with commas between them, or {ALL_MODELS}, not {self.models!r}")
         if self.models and self.protocol == "newline":
-            wrong.append("protocol: newline has no word for a model's name; leave --models out, or use --protocol json")
+            add("protocol", "newline has no word for a model's name; leave --models out, or use --protocol json")
         if self.models and self.mmproj not in ("", "off"):
-            wrong.append("mmproj: each of several models has the one beside it; leave --mmproj out, or --models")
-        wrong += [f"lora: expected NAME=FILE[:SCALE], not {word!r}" for word in _words(self.lora) if not _LORA(word)]
+            add("mmproj", "each of several models has the one beside it; leave --mmproj out, or --models")
+        for word in _words(self.lora):
+            if not _LORA(word):
+                add("lora", f"expected NAME=FILE[:SCALE], not {word!r}")
         if len(names := {adapter.name.casefold() for adapter in self.adapters}) < len(self.adapters):
-            wrong.append(f"lora: two adapters have one name; there are {', '.join(sorted(names))}")
+            add("lora", f"two adapters have one name; there are {', '.join(sorted(names))}")
         if wrong:
-            raise ConfigError("\n".join(wrong))
+            raise ConfigError(*wrong)
 
     @property
     def adapters(self) -> tuple[AdapterFile, ...]:
@@ -540,7 +546,7 @@ def load(
         for name, (value, origin) in source.items():
             wrong = list(problems(value, known[name].hint, origin))
             if wrong:
-                raise ConfigError("\n".join(wrong))
+                raise ConfigError(*wrong)
             values[name], origins[name] = value, origin
     config = RuntimeConfig(**values)
     if config.lora and config.models:
@@ -634,7 +640,7 @@ def _model_settings(path: Path, name: str, table: Any, known: Mapping[str, Setti
         else:
             raise ConfigError(f"{where}: {key}: no such setting of a model{nearest(key, {*OF_MODEL, 'alias', 'pin'})}")
         if wrong:
-            raise ConfigError("\n".join(wrong))
+            raise ConfigError(*wrong)
     return ModelSettings(tuple(table.get("alias", ())), values, table.get("pin", False), where)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from uma.cli import say
 from uma.cli.streams import abandon_output, mend
 from uma.errors import ConfigError, ModelError, UmaError
+from uma.wrong import renamed
 
 FAILED = 1
 UNUSABLE = 2
@@ -95,19 +96,13 @@ def _report(error: UmaError | OSError, code: int) -> int:
 def describe(error: UmaError | OSError) -> str:
     """An error as people read it."""
     if isinstance(error, ConfigError):
-        return _with_options(error.message)
+        from uma.config import settings  # noqa: PLC0415  (nothing is imported before it is needed)
+
+        # With the options that people write: `--http: …`.
+        return "\n".join(renamed(error.lines, {name: setting.flag for name, setting in settings().items()}))
     if isinstance(error, UmaError):
         return error.message
     return f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
-
-
-def _with_options(message: str) -> str:
-    """The message with the option that people write where a line begins with its setting: `--http: …`."""
-    from uma.config import settings  # noqa: PLC0415  (nothing is imported before it is needed)
-
-    flags = {f"{name}:": f"{setting.flag}:" for name, setting in settings().items()}
-    lines = (line.partition(" ") for line in message.split("\n"))
-    return "\n".join(f"{flags.get(first, first)}{space}{rest}" for first, space, rest in lines)
 
 
 def _unexpected(kind: type[BaseException], error: BaseException, trace: object) -> None:

@@ -348,11 +348,14 @@ class Chat:
         for warning in finished.warnings:
             self.view.tell(f"warning: {warning}")
         if finished.reason == "length":
-            used = finished.usage.prompt_tokens + finished.usage.completion_tokens
-            is_full = used >= self.info.limits.n_ctx
+            is_full = self._fills_context(finished)
             self.view.tell(
                 f"The context is full: {NO_ROOM}{self._larger()}." if is_full else "Cut at the limit of --max-tokens."
             )
+
+    def _fills_context(self, finished: Finished) -> bool:
+        used = finished.usage.prompt_tokens + finished.usage.completion_tokens
+        return self.info is not None and used >= self.info.limits.n_ctx
 
     def fail(self, error: UmaError | None, turn: ChatTurn | None = None) -> None:
         """Say what went wrong (None: Ctrl-C stopped a load) and what can be done. What was shown of a turn's answer is
@@ -405,9 +408,13 @@ class Chat:
         self.conversation.save(path)
 
     def shorten(self) -> None:
-        """Have the server leave out the oldest turns of what does not fit, from now on. A question that did not fit is
-        asked again.
+        """Have the server leave out the oldest turns of what does not fit, unless there is room. A question that did
+        not fit is asked again.
         """
+        is_full = self.last is not None and self._fills_context(self.last)
+        if self.refused is None and not is_full and (self.last is not None or not self.conversation.turns):
+            self.view.tell("There is nothing to leave out: the context has room. --keep-going does it by itself.")
+            return
         self.truncation = "auto" if self.truncation == "off" else self.truncation
         self.view.tell("From now on the oldest turns are left out where the context is full.")
         self.again, self.refused = self.refused, None

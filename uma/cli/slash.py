@@ -239,7 +239,7 @@ COMMANDS: dict[str, SlashCommand] = {
     "/retry": SlashCommand("", "ask the last question again, for another answer", _retry),
     "/image": SlashCommand("[FILE]", "a picture for the next question: show, add, or take all away with -", _image),
     "/shorten": SlashCommand(
-        "", "leave out the oldest turns from now on, where the context is full", lambda chat, _: chat.shorten()
+        "", "leave out the oldest turns from now on, once the context is full", lambda chat, _: chat.shorten()
     ),
     "/set": SlashCommand(
         "[NAME VALUE]",

@@ -190,12 +190,14 @@ def _open_draft(
         return None, None
     is_assistant = loader.has_assistant
     if config.speculate == "mtp" and not is_assistant:
-        raise ConfigError(f"draft: mtp is unsupported with {config.draft}, which is no assistant; use --speculate auto")
+        raise ConfigError.at(
+            "draft", f"mtp is unsupported with {config.draft}, which is no assistant; use --speculate auto"
+        )
     model = loader.draft()
     try:
         if is_assistant and (problem := model.why_no_assistant_of(target.model)) is not None:
-            raise ConfigError(
-                f"draft: {model.path} is no assistant of {target.model.path}: {problem}; leave --draft out"
+            raise ConfigError.at(
+                "draft", f"{model.path} is no assistant of {target.model.path}: {problem}; leave --draft out"
             )
         ledger.promise_weights(model.shape)
         if is_assistant:
@@ -213,9 +215,10 @@ def _open_heads(
     """The model's own prediction head, where it has one and it can be of use, closed with `stack`."""
     predicts = target.model.predicts
     if config.speculate == "mtp" and not predicts:
-        raise ConfigError(
-            f"speculate: mtp is unsupported with {target.model.path}: it has no prediction head (nextn layer) that is "
-            f"used, which files of {', '.join(PREDICTING)} can have; use --speculate auto"
+        raise ConfigError.at(
+            "speculate",
+            f"mtp is unsupported with {target.model.path}: it has no prediction head (nextn layer) that is "
+            f"used, which files of {', '.join(PREDICTING)} can have; use --speculate auto",
         )
     if not predicts or sizing.why_no_drafts(target, config):
         return None

@@ -232,9 +232,10 @@ class _Pool:
         trained, least, affordable = self.shape.n_ctx_train, self._least, self._affordable()
         cell_bytes = _cell_bytes(self.shape, self.config, swa_full=self.swa_full)
         if affordable < 2 * ROUNDED_TOKENS:
-            raise ConfigError(
-                f"n_ctx: beside the weights there is memory for {affordable} tokens only ({cell_bytes:,} bytes each); "
-                "use a smaller model, a smaller cache_type_k and cache_type_v, or set n_ctx (--n-ctx) yourself"
+            raise ConfigError.at(
+                "n_ctx",
+                f"beside the weights there is memory for {affordable} tokens only ({cell_bytes:,} bytes each); "
+                "use a smaller model, a smaller cache_type_k and cache_type_v, or set n_ctx (--n-ctx) yourself",
             )
         tokens = min(self._wanted, affordable)
         if self.unified and tokens >= trained >= RULES.max_pool_tokens:
@@ -263,9 +264,10 @@ def _streams(shape: Shape, config: RuntimeConfig, free_bytes: int) -> int:
         return wanted
     affordable = free_bytes // RULES.pool_share // shape.state_bytes
     if affordable < 1:
-        raise ConfigError(
-            f"model: beside the weights {size(free_bytes)} of memory are free, and a sequence's state alone "
-            f"takes {size(shape.state_bytes)}; use a smaller model"
+        raise ConfigError.at(
+            "model",
+            f"beside the weights {size(free_bytes)} of memory are free, and a sequence's state alone "
+            f"takes {size(shape.state_bytes)}; use a smaller model",
         )
     if not config.max_sequences:
         states = 1 + RULES.least_rolled_back if _wants_rolled_back(shape, config) else 1
@@ -337,10 +339,11 @@ def _check_fits(shape: Shape, config: RuntimeConfig, params: ContextParams) -> N
         return
     other_bytes = needed_bytes - params.cells * cell_bytes  # small windows, too
     most = max(0, free_bytes - other_bytes) // cell_bytes // ROUNDED_TOKENS * ROUNDED_TOKENS
-    raise ConfigError(
-        f"n_ctx: a context of {params.n_ctx:,} tokens takes {size(needed_bytes)} of memory, {cell_bytes:,} "
+    raise ConfigError.at(
+        "n_ctx",
+        f"a context of {params.n_ctx:,} tokens takes {size(needed_bytes)} of memory, {cell_bytes:,} "
         f"bytes a token with n_ubatch {params.n_ubatch}, and {size(max(0, free_bytes))} are free, which "
-        f"{most:,} tokens fit into; use a smaller n_ctx (--n-ctx), n_ubatch, or cache_type_k and cache_type_v"
+        f"{most:,} tokens fit into; use a smaller n_ctx (--n-ctx), n_ubatch, or cache_type_k and cache_type_v",
     )
 
 
@@ -424,17 +427,20 @@ def draft_params(model: Model, target: Context, config: RuntimeConfig, free_byte
     shape = model.shape
     if not shape.is_causal or shape.has_states:
         kind = f"a {shape.memory} model, whose state cannot be cut behind a draft" if shape.is_causal else "an encoder"
-        raise ConfigError(f"draft: {model.path} is {kind}; name a small decoder of the target's family")
+        raise ConfigError.at("draft", f"{model.path} is {kind}; name a small decoder of the target's family")
     if difference := target.model.vocab.difference(model.vocab):
-        raise ConfigError(
-            f"draft: {model.path} has another vocabulary than {target.model.path} ({difference}); "
-            "name a smaller model of the same family, or leave --draft out: prompt look-up needs no model"
+        raise ConfigError.at(
+            "draft",
+            f"{model.path} has another vocabulary than {target.model.path} ({difference}); "
+            "name a smaller model of the same family, or leave --draft out: prompt look-up needs no model",
         )
     cell_bytes = _cell_bytes(shape, config)
     affordable = free_bytes // RULES.pool_share // cell_bytes // ROUNDED_TOKENS * ROUNDED_TOKENS
     n_ctx = min(target.n_ctx, affordable)
     if n_ctx < ROUNDED_TOKENS:
-        raise ConfigError(f"draft: there is no memory for a context of {model.path} ({cell_bytes:,} bytes a token)")
+        raise ConfigError.at(
+            "draft", f"there is no memory for a context of {model.path} ({cell_bytes:,} bytes a token)"
+        )
     return attrs.evolve(
         _generating(config),
         n_ctx=n_ctx,
@@ -453,7 +459,7 @@ def predicting_params(target: Context, config: RuntimeConfig, free_bytes: int) -
     affordable = free_bytes // RULES.pool_share // cell_bytes // ROUNDED_TOKENS * ROUNDED_TOKENS
     n_ctx = min(target.params.cells or target.n_ctx, affordable)
     if n_ctx < ROUNDED_TOKENS:
-        raise ConfigError(f"speculate: there is no memory for the prediction head ({cell_bytes:,} bytes a token)")
+        raise ConfigError.at("speculate", f"there is no memory for the prediction head ({cell_bytes:,} bytes a token)")
     return attrs.evolve(
         target.params,
         n_ctx=n_ctx,
@@ -607,9 +613,10 @@ def check_weights(size_bytes: int, config: RuntimeConfig, name: str) -> None:
     is_kept = config.use_mmap == "off" or config.use_mlock
     if is_kept and not _computes_on_gpu(config) and size_bytes > (free_bytes := free_memory_bytes()):
         setting = "use_mlock" if config.use_mlock else "use_mmap"
-        raise ConfigError(
-            f"{setting}: the weights of --{name} take {size(size_bytes)}, and {size(free_bytes)} "
-            'of memory are free; leave them mapped (use_mmap "on", no use_mlock), or use a smaller model'
+        raise ConfigError.at(
+            setting,
+            f"the weights of --{name} take {size(size_bytes)}, and {size(free_bytes)} "
+            'of memory are free; leave them mapped (use_mmap "on", no use_mlock), or use a smaller model',
         )
 
 

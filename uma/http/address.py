@@ -30,7 +30,7 @@ class Address:
         host = (host[1:-1] if is_ipv6 else host) or "127.0.0.1"
         if (":" in host and not is_ipv6) or not (port.isascii() and port.isdigit() and int(port) <= 65_535):
             why = "expected ADDRESS:PORT, such as 127.0.0.1:8080 or [::1]:8080, with a port of at most 65535"
-            raise ConfigError(f"http: {why}, not {text!r}")
+            raise ConfigError.at("http", f"{why}, not {text!r}")
         return cls(host, int(port))
 
     def listen(self) -> socket.socket:
@@ -41,8 +41,8 @@ class Address:
             sock = socket.create_server(where[:2], family=family, backlog=BACKLOG)
         except OSError as error:
             why, *_ = str(error.strerror or error).split(" (while")  # behind it Python tells the address again
-            raise ConfigError(
-                f"http: cannot listen on {self}: {why}; name another address or port (--http ADDRESS:PORT)"
+            raise ConfigError.at(
+                "http", f"cannot listen on {self}: {why}; name another address or port (--http ADDRESS:PORT)"
             ) from error
         sock.setblocking(False)
         return sock
@@ -57,8 +57,9 @@ def check(config: RuntimeConfig) -> Address:
     if bool(config.http_tls_cert) != bool(config.http_tls_key):
         raise ConfigError("http_tls_cert, http_tls_key: give both, or neither")
     if not (is_loopback(address.host) or config.http_keys or config.http_insecure):
-        raise ConfigError(
-            f"http: {address} can be reached from other machines, and no keys are set: make some with "
-            "`uma key new NAME` and give --http-keys, or allow everything with --http-insecure"
+        raise ConfigError.at(
+            "http",
+            f"{address} can be reached from other machines, and no keys are set: make some with "
+            "`uma key new NAME` and give --http-keys, or allow everything with --http-insecure",
         )
     return address

@@ -69,7 +69,7 @@ class KeyFile:
         """Raises `ConfigError` where the file cannot be read, holds no key, or something else."""
         watch, known = FileWatch(path), load(path)
         if not known:
-            raise ConfigError(f"http_keys: {path}: holds no key; make one with `uma key new NAME --keys {path}`")
+            raise ConfigError.at("http_keys", f"{path}: holds no key; make one with `uma key new NAME --keys {path}`")
         return cls(watch, known)
 
     def find(self, presented: str) -> ClientAccount | None:

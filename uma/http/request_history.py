@@ -59,10 +59,10 @@ async def show(gateway: Gateway, http: Exchange) -> None:
 
 
 async def _answer(http: Exchange, told: Callable[[History], Body]) -> None:
-    """Answer with what is told of the history, read and written as JSON in a thread. Raises `KeptFault`, `NotFound`."""
+    """Answer with what is told of the history, read in a thread. Raises `KeptFault`, `NotFound`."""
 
     def read() -> bytes:
-        with History(default_path()) as history:
+        with History(default_path(), only_reads=True) as history:
             return dumps(told(history))
 
     try:

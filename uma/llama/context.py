@@ -100,7 +100,7 @@ class ContextParams:
 
     def __attrs_post_init__(self) -> None:
         if self.flash_attn == "off" and self.cache_type_v not in ("f32", "f16", "bf16"):
-            raise ConfigError(f"cache_type_v: {self.cache_type_v} needs flash attention; leave flash_attn on auto")
+            raise ConfigError.at("cache_type_v", f"{self.cache_type_v} needs flash attention; leave flash_attn on auto")
 
     @property
     def cells(self) -> int:

@@ -49,7 +49,7 @@ def config_of(model: str, given: dict[str, Any]) -> RuntimeConfig:
     wrong = [f"{name}: no such setting{hints.get(name) or nearest(name, known)}" for name in given if name not in known]
     wrong += [f"{name}: a setting of a server (`uma run`), which LLM is not" for name in given if name in NO_KEYWORDS]
     if wrong:
-        raise ConfigError("\n".join(wrong))
+        raise ConfigError(*wrong)
     given = {name: fspath(value) if isinstance(value, PathLike) else value for name, value in given.items()}
     return RuntimeConfig(model=model, **given)
 

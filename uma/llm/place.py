@@ -36,7 +36,9 @@ def place_of(model: Any, socket: Any, settings: Mapping[str, Any]) -> ModelPlace
         config = config_of("builtin" if model is None else fspath(model), dict(settings))
         return ModelPlace(config.model, partial(open_engine, config))
     if "://" in fspath(socket):
-        raise ConfigError(f"socket: expected a Unix socket's path, not a URL: {fspath(socket)}; `uma ps` lists sockets")
+        raise ConfigError.at(
+            "socket", f"expected a Unix socket's path, not a URL: {fspath(socket)}; `uma ps` lists sockets"
+        )
     if settings:
         raise ConfigError(
             f"{', '.join(settings)}: the server on the socket has its own; leave it out, or leave socket out to load a "

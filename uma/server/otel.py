@@ -51,7 +51,7 @@ def check(config: RuntimeConfig) -> None:
         try:
             import opentelemetry.sdk  # noqa: F401, PLC0415
         except ImportError:
-            raise ConfigError("otel: OpenTelemetry's SDK is missing: pip install 'uma-serve[otel]'") from None
+            raise ConfigError.at("otel", "OpenTelemetry's SDK is missing: pip install 'uma-serve[otel]'") from None
         for signal in SIGNALS:
             _exporter(signal)
 
@@ -72,8 +72,8 @@ def _exporter(signal: str) -> Any:
     try:
         return getattr(import_module(module), kind)
     except ImportError:
-        raise ConfigError(
-            f"otel: OpenTelemetry's exporter for {form} is missing: pip install {package.replace('.', '-')}"
+        raise ConfigError.at(
+            "otel", f"OpenTelemetry's exporter for {form} is missing: pip install {package.replace('.', '-')}"
         ) from None
 
 

@@ -59,14 +59,14 @@ def check(path: Path) -> None:
     """Raise `ConfigError` where `listen` would for what is at `path` now. Changes nothing."""
     size = len(os.fsencode(path))
     if size > MAX_PATH_BYTES:
-        raise ConfigError(
-            f"socket: {path}: is {size} bytes long, and the system allows {MAX_PATH_BYTES}; choose a shorter path"
+        raise ConfigError.at(
+            "socket", f"{path}: is {size} bytes long, and the system allows {MAX_PATH_BYTES}; choose a shorter path"
         )
     _check_trusted(path)
     try:
         _is_stale(path)
     except OSError as error:
-        raise ConfigError(f"socket: {path}: cannot be made: {error.strerror or error}") from error
+        raise ConfigError.at("socket", f"{path}: cannot be made: {error.strerror or error}") from error
 
 
 def listen(path: Path, mode: int) -> SocketFile:
@@ -83,12 +83,12 @@ def listen(path: Path, mode: int) -> SocketFile:
                 path.unlink()
             return _bind(path, mode)
     except OSError as error:
-        raise ConfigError(f"socket: {path}: cannot be made: {error.strerror or error}") from error
+        raise ConfigError.at("socket", f"{path}: cannot be made: {error.strerror or error}") from error
 
 
 def _check_trusted(path: Path) -> None:
     if (problem := objection(path)) is not None:
-        raise ConfigError(f"socket: {problem}")
+        raise ConfigError.at("socket", problem)
 
 
 def _make_directory(path: Path) -> None:
@@ -123,9 +123,11 @@ def _is_stale(path: Path) -> bool:
     except FileNotFoundError:
         return False
     if stat.S_ISDIR(kind):
-        raise ConfigError(f"socket: {path}: is a directory; name a file in it")
+        raise ConfigError.at("socket", f"{path}: is a directory; name a file in it")
     if not stat.S_ISSOCK(kind):
-        raise ConfigError(f"socket: {path}: is there already and is no socket; remove it or choose another --socket")
+        raise ConfigError.at(
+            "socket", f"{path}: is there already and is no socket; remove it or choose another --socket"
+        )
     if _is_alive(path):
         raise SocketTaken(
             f"socket: {path}: a server listens there already, which every program can use (uma chat); `uma stop "
@@ -139,7 +141,7 @@ def _is_alive(path: Path) -> bool:
         probe.setblocking(False)
         result = probe.connect_ex(str(path))
     if result in (errno.EACCES, errno.EPERM, errno.EPROTOTYPE):
-        raise ConfigError(f"socket: {path}: is another user's socket; choose another --socket")
+        raise ConfigError.at("socket", f"{path}: is another user's socket; choose another --socket")
     # EAGAIN is a server whose backlog is full; only a refusal says that no process listens.
     return result != errno.ECONNREFUSED
 

@@ -500,7 +500,7 @@ class LoadedModels(Models):
             if not (objection := self._objection(model)):
                 return
             smallest = smallest or objection
-        raise ConfigError(f"memory: {smallest}; it is the smallest")
+        raise ConfigError.at("memory", f"{smallest}; it is the smallest")
 
     async def _plan(self, model: ServedModel) -> None:
         """Note what a model will take, or that no memory holds it: as its process would find, which is not begun."""

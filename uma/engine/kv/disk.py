@@ -360,11 +360,11 @@ def made_folder(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if (problem := directory_objection(folder)) is not None:
-            raise ConfigError(f"cache_dir: {problem}; remove it, or name another folder with --cache-dir")
+            raise ConfigError.at("cache_dir", f"{problem}; remove it, or name another folder with --cache-dir")
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise ConfigError(f"cache_dir: {folder} cannot be written: {error.strerror}") from error
+        raise ConfigError.at("cache_dir", f"{folder} cannot be written: {error.strerror}") from error
     return folder
 
 
