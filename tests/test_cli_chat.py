@@ -444,6 +444,22 @@ def test_a_full_context_goes_on_without_the_oldest_turns_and_asks_again(server: 
         assert ChatHistory.load(home / "so-far.json").system == "Be kind."
 
 
+def test_a_long_question_wraps_between_words_and_is_edited_where_the_cursor_is(
+    server: ServerProcess, home: Path
+) -> None:
+    with chat(server, home, *SHORT, columns=40) as terminal:
+        terminal.type("How does the cache of a language model's prefixes work? 日本語の文も折り返されます")
+        terminal.wait_for("折り返されます")
+        *_, first, second, third = filter(None, terminal.screen)
+        assert first.rstrip() == "> How does the cache of a language"
+        assert second.rstrip() == "  model's prefixes work?" and third.startswith("  日本語")
+        terminal.type("\x1b[D" * 14 + " today?\r")
+        terminal.wait_for("first after")
+        wait_for_prompt(terminal)
+        (asked,) = questions(terminal, home)
+        assert asked == "How does the cache of a language model's prefixes work? today? 日本語の文も折り返されます"
+
+
 def test_a_chat_with_room_is_not_shortened(server: ServerProcess, home: Path) -> None:
     with chat(server, home, *SHORT) as terminal:
         tell(terminal, "/shorten", "There is nothing to leave out: the context has room.")

@@ -7,7 +7,9 @@ thread does not outlive the wait: cancelling it ends the editor, which gives the
 from __future__ import annotations
 
 import os
+import re
 import select
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -17,13 +19,17 @@ import trio
 from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
 from prompt_toolkit.document import Document
-from prompt_toolkit.formatted_text import ANSI
+from prompt_toolkit.formatted_text import ANSI, StyleAndTextTuples
+from prompt_toolkit.formatted_text.utils import fragment_list_to_text
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.input.typeahead import store_typeahead
 from prompt_toolkit.input.vt100_parser import Vt100Parser
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.key_binding.key_processor import KeyPress
+from prompt_toolkit.layout.processors import Processor, Transformation, TransformationInput
+from prompt_toolkit.layout.utils import explode_text_fragments
 from prompt_toolkit.shortcuts import CompleteStyle
+from prompt_toolkit.utils import get_cwidth
 
 from uma.cli.slash import SET
 from uma.cli.view import DROPPED, PROMPT
@@ -59,7 +65,8 @@ class Editor:
                 # Tab completes as in a shell: a menu would keep rows of the screen empty for itself.
                 complete_style=CompleteStyle.READLINE_LIKE,
                 multiline=True,
-                prompt_continuation="  ",
+                prompt_continuation=" " * len(PROMPT),
+                input_processors=[WordsWhole()],
                 enable_suspend=True,
             )
         )
@@ -139,6 +146,33 @@ def _keys() -> KeyBindings:
         event.current_buffer.insert_text("\n")
 
     return keys
+
+
+class WordsWhole(Processor):
+    """Fills a row of the screen with blanks before a word that would not fit in it: the library wraps at letters."""
+
+    def apply_transformation(self, transformation_input: TransformationInput) -> Transformation:
+        """The line with these blanks, and where each letter stands in it."""
+        room = transformation_input.width - len(PROMPT)
+        letters = explode_text_fragments(transformation_input.fragments)
+        shown: StyleAndTextTuples = []
+        places: list[int] = []
+        at = column = 0
+        for word in re.finditer(r"\S+\s*|\s+", fragment_list_to_text(letters)):
+            width = get_cwidth(word[0].rstrip())
+            # The last column is the blank's behind the word, which would else begin the next row.
+            if column and width < room <= column + width:
+                shown.append(("", " " * (room - column)))
+                at, column = at + room - column, 0
+            shown += letters[word.start() : word.end()]
+            places += range(at, at := at + len(word[0]))
+            column = (column + get_cwidth(word[0])) % max(1, room)
+        places.append(at)
+        return Transformation(
+            shown,
+            source_to_display=lambda place: places[min(place, len(places) - 1)],
+            display_to_source=lambda place: max(0, bisect_right(places, place) - 1),
+        )
 
 
 @attrs.frozen
