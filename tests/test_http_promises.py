@@ -495,8 +495,8 @@ def test_metrics_are_prometheus_text_with_help_and_type_for_each_family(server: 
     assert {"histogram", "counter", "gauge"} == set(told.values())
     assert (told["uma_kv_cells_total"], told["uma_tokens_generated_total"]) == ("gauge", "counter")
     for name in (name for name, kind in told.items() if kind == "histogram"):
-        buckets = re.findall(rf'^{name}_bucket{{le="(\S+)"}} (\d+)$', text, re.MULTILINE)
+        buckets = re.findall(rf'^{name}_bucket{{model="[^"]+",le="(\S+)"}} (\d+)$', text, re.MULTILINE)
         bounds, counts = [float(bound) for bound, _ in buckets], [int(count) for _, count in buckets]
         assert (bounds, counts) == (sorted(bounds), sorted(counts)), name
-        (count,) = re.findall(rf"^{name}_count (\d+)$", text, re.MULTILINE)
+        (count,) = re.findall(rf'^{name}_count{{model="[^"]+"}} (\d+)$', text, re.MULTILINE)
         assert (bounds[-1], counts[-1]) == (float("inf"), int(count)), name

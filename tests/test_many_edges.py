@@ -292,18 +292,6 @@ def new_key(name: str, file: Path, *flags: str) -> str:
     return told.getvalue().split()[0]
 
 
-def test_the_metrics_of_several_models_are_their_sums_and_the_rates_of_all(server: HttpServer) -> None:
-    for name in ("alpha", "beta.v1"):
-        for _ in range(3):
-            assert complete(server, name, prompt="Once upon a time there was a fox. " * 4).status == 200
-    lines = [line.split() for line in server.ask("GET", "/metrics").body.decode().splitlines() if line[:1] != "#"]
-    of_all = {line[0]: float(line[1]) for line in lines if len(line) == 2}
-    hits, misses = of_all["uma_cache_hits"], of_all["uma_cache_misses"]
-    assert hits >= 4 and misses >= 2
-    assert of_all["uma_cache_hit_rate"] == pytest.approx(hits / (hits + misses), abs=1e-4)
-    assert of_all["uma_kv_cells_share"] <= of_all["uma_kv_cells_total"]
-
-
 async def test_processes_of_models_are_neither_sessions_nor_servers_in_the_metrics(server: HttpServer) -> None:
     for name in ("alpha", "beta.v1"):
         assert complete(server, name).status == 200

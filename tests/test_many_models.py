@@ -161,24 +161,64 @@ def test_pages_of_other_sites_cannot_even_ask_by_a_picture_s_address(server: Htt
     assert server.ask("GET", "/props", sec_fetch_site="same-origin").status == 200
 
 
-def test_counters_do_not_fall_when_a_model_leaves(server: HttpServer) -> None:
-    def counters() -> dict[str, float]:
-        lines = server.ask("GET", "/metrics").body.decode().splitlines()
-        kinds = {line.split()[2] for line in lines if line.startswith("# TYPE") and line.endswith((" counter", "gram"))}
-        found = dict(line.rsplit(" ", 1) for line in lines if line[:1] != "#")
-        whole = ("_bucket", "_count", "_sum")
-        names = {*kinds, "uma_uptime_sec", *(f"{kind}{end}" for kind in kinds for end in whole)}
-        return {name: float(value) for name, value in found.items() if name.partition("{")[0] in names}
+SAMPLE = re.compile(r'^(\w+)(?:\{model="([^"]*)"(?:,le="([^"]*)")?\})? (\S+)$', re.MULTILINE)
 
+
+def samples(server: HttpServer, path: str = "/metrics") -> dict[tuple[str, str, str], float]:
+    """The samples of `/metrics`, by their name, model and upper bound."""
+    return {(*found[:3],): float(found[3]) for found in SAMPLE.findall(server.ask("GET", path).body.decode())}
+
+
+def of_one(every: Mapping[tuple[str, str, str], float], model: str) -> dict[tuple[str, str], float]:
+    return {(name, bound): value for (name, label, bound), value in every.items() if label == model}
+
+
+def test_the_metrics_tell_the_models_apart_and_their_sums_are_the_server_s(serve_models: ServeModels) -> None:
+    server = serve_models()
+    assert not {label for _, label, _ in samples(server)} - {""}
+    for name, times in (("alpha", 1), ("beta", 3)):
+        for _ in range(times):
+            text_of(complete(server, name.upper()))
+    every, tokens = samples(server), GREEDY["max_tokens"]
+    alpha, beta = of_one(every, "alpha"), of_one(every, "beta")
+    assert {label for _, label, _ in every} == {"", "alpha", "beta"}
+    for told, times in ((alpha, 1), (beta, 3)):
+        assert told["uma_tokens_generated_total", ""] == times * tokens
+        assert told["uma_ttft_ms_count", ""] == told["uma_ttft_ms_bucket", "+Inf"] == times
+        assert told["uma_decode_ms_ewma", ""] > 0
+        assert told["uma_cache_hit_rate", ""] == pytest.approx((times - 1) / times, abs=1e-4)
+    assert alpha.keys() == beta.keys()
+    assert samples(server, "/metrics?model=BETA")["uma_tokens_generated_total", "beta", ""] == 3 * tokens
+    snapshot = server.process.metrics()
+    assert snapshot["tokens_generated_total"] == 4 * tokens
+    assert snapshot["ttft_ms_buckets"]["inf"] == 4
+    assert snapshot["kv_cells_total"] == sum(of["kv_cells_total"] for of in snapshot["models"].values())
+    assert "decode_ms_ewma" not in snapshot  # which has no sum
+    assert snapshot["models"]["beta"]["decode_ms_ewma"] > 0
+
+
+def test_when_a_model_leaves_its_counters_stay_and_its_gauges_go(server: HttpServer) -> None:
     text_of(complete(server, "beta"))
-    before = counters()
-    assert before["uma_uptime_sec"] > 0
-    assert before["uma_tokens_generated_total"] >= GREEDY["max_tokens"]
-    assert before['uma_ttft_ms_bucket{le="+Inf"}'] == before["uma_ttft_ms_count"] > 0
+    before, summed = samples(server), server.process.metrics()
+    assert before["uma_uptime_sec", "", ""] > 0
+    assert before["uma_kv_cells_used", "beta", ""] > 0
     server.ask("POST", "/models/unload", {"model": "beta"})
-    until(lambda: statuses(server)["beta"], lambda status: status == "unloaded")
-    after = counters()
-    assert not {name: (value, after.get(name)) for name, value in before.items() if after.get(name, -1) < value}
+    until(lambda: samples(server), lambda now: ("uma_kv_cells_used", "beta", "") not in now)
+
+    def still_grow() -> None:
+        text = server.ask("GET", "/metrics").body.decode()
+        families = re.findall(r"^# TYPE (\w+) (?:counter|histogram)$", text, re.MULTILINE)
+        grow = {*families, *(f"{family}{end}" for family in families for end in ("_bucket", "_count", "_sum"))}
+        after, sums = samples(server), server.process.metrics()
+        kept = {key: value for key, value in before.items() if key[0] in grow}
+        assert not {key: (value, after.get(key)) for key, value in kept.items() if after.get(key, -1) < value}
+        assert not {name for name in grow if sums.get(name[4:], 0) < summed.get(name[4:], 0)}
+
+    still_grow()
+    assert {name for name, _ in of_one(samples(server), "beta")} >= {"uma_requests_total", "uma_ttft_ms_sum"}
+    text_of(complete(server, "beta"))
+    still_grow()
+    assert samples(server)["uma_requests_total", "beta", ""] == before["uma_requests_total", "beta", ""] + 1
 
 
 def test_a_process_that_stands_still_holds_up_nothing_else_and_is_loaded_anew(

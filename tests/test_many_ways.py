@@ -121,6 +121,8 @@ def test_a_gateway_has_all_models_by_name(gateway: HttpServer, texts: Mapping[st
         lambda: {each["name"]: each for each in gateway.ask("GET", "/api/ps").json["models"]},
         lambda found: {"beta", "gamma-one"} <= set(found),
     )
+    for path in ("/metrics", "/metrics?model=Beta"):
+        assert '\numa_tokens_generated_total{model="beta"} ' in gateway.ask("GET", path).body.decode()
     assert loaded["gamma-one"]["context_length"] == 512
     assert loaded["gamma-one"]["size"] > 2**20
     streamed = gateway.ask("POST", "/v1/completions", {"model": "gam", "prompt": PROMPT, "stream": True, **GREEDY})

@@ -47,6 +47,13 @@ def test_every_expression_is_of_metrics_that_there_are(title: str, kinds: dict[s
         assert is_rated == (kinds[name] != "gauge"), name
 
 
+@pytest.mark.parametrize("title", EXPRESSIONS)
+def test_every_expression_of_a_model_s_figures_tells_the_models_apart(title: str) -> None:
+    expression = EXPRESSIONS[title]
+    sums = re.findall(r"\bsum (?:by \((.*?)\))?", expression)
+    assert all("model" in labels for labels in sums) or "uma_http_" in expression
+
+
 def test_the_choice_of_servers_is_by_a_metric_that_there_is(kinds: dict[str, str]) -> None:
     asked = [each["query"] for each in DASHBOARD["templating"]["list"] if each["type"] == "query"]
     assert asked

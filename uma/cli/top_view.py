@@ -201,6 +201,7 @@ def _server(where: str, server: WatchedServer, columns: int) -> list[Text]:
     if frame is None:
         return shown
     metrics, known = frame.metrics, frame.figures
+    neighbours = max(of.get("neighbour_load", 0) for of in (metrics, *metrics.get("models", {}).values()))
     spark = max(10, min(MAX_SPARK, (columns - 2 * 26) // 2)) if columns >= 80 else 24
     lines = [
         _spark("writing", server, "written_per_sec", spark, "green"),
@@ -214,7 +215,7 @@ def _server(where: str, server: WatchedServer, columns: int) -> list[Text]:
         *([_plain(f"in memory {figures.size(metrics['cache_ram_bytes'])}")] if metrics.get("cache_ram_bytes") else []),
         *([_plain("paused: `uma resume` has it go on", "bold yellow")] if metrics.get("paused_sec") else []),
         *([_plain(f"preempted {metrics['preemptions_total']:,}")] if metrics.get("preemptions_total") else []),
-        *([_plain(f"others on its cores {metrics['neighbour_load']:.1f}")] if metrics.get("neighbour_load") else []),
+        *([_plain(f"others on its cores {neighbours:.1f}")] if neighbours else []),
     ]
     return [*shown, *_flow(lines, columns), *_flow(shown_figures, columns)]
 

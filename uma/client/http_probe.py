@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.client import HTTPResponse
@@ -126,10 +127,13 @@ class HttpProbe:
         return {"event": kind, **_ANSWERS[kind](found)}
 
     def _metrics(self) -> dict[str, float]:
-        """The plain samples of `GET /metrics`, without their prefix."""
+        """The samples of `GET /metrics` by their names without prefix: the sums over their labels."""
         with self._call("GET", "/metrics") as response:
             text = response.read().decode()
-        return {name: float(value) for name, value in re.findall(r"^uma_(\w+) (\S+)$", text, re.MULTILINE)}
+        found = defaultdict[str, float](float)
+        for name, value in re.findall(r"^uma_(\w+)(?:\{.*\})? (\S+)$", text, re.MULTILINE):
+            found[name] += float(value)
+        return found
 
     def _get_json(self, path: str) -> Any:
         with self._call("GET", path) as response:

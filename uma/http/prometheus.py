@@ -1,4 +1,4 @@
-"""Metrics as Prometheus reads them: every counter, gauge and histogram of the source's snapshot, and HTTP's own."""
+"""Metrics as Prometheus reads them: every counter, gauge and histogram of each model, the server's own, and HTTP's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from uma.http.gateway import Gateway
-from uma.metrics import help_of, kind_of
+from uma.metrics import help_of, is_of_server, kind_of
 
 PREFIX = "uma_"
 LLAMA_SERVERS = "llamacpp:"
@@ -15,14 +15,21 @@ LLAMA_SERVERS = "llamacpp:"
 
 
 def exposition(snapshot: Mapping[str, Any], gateway: Gateway) -> str:
-    """The text of `/metrics`, each family with its HELP and TYPE."""
+    """The text of `/metrics`, each family with its HELP and TYPE. What is of one model has its name as a label."""
     own = {"uptime_sec": round(time.monotonic() - gateway.began_sec, 3)}
     snapshot = own | dict(snapshot)  # a server's that is behind a gateway is the server's
-    return "\n".join([*_families(snapshot), *_http(gateway), *_llama_servers(snapshot)]) + "\n"
+    own_name = gateway.source.info.model.name  # not as the query has it
+    models: Mapping[str, Mapping[str, Any]] = snapshot.pop("models", {own_name: snapshot})
+    if gateway.models is None:
+        models = {own_name: models.get(own_name, {})}
+        snapshot = {**snapshot, **models[own_name]}
+    return "\n".join([*_families(snapshot, models), *_http(gateway), *_llama_servers(snapshot)]) + "\n"
 
 
 def _llama_servers(snapshot: Mapping[str, Any]) -> Iterator[str]:
-    """Figures of llama-server's that are the same here: what it has besides is left out."""
+    """Figures of llama-server's that are the same here: what it has besides is left out. As there, none has a label:
+    those of several models are their sums.
+    """
     figures = {name: snapshot.get(name, 0) for names in _OF_LLAMA_SERVER.values() for name in names}
     computed = figures["prompt_tokens_total"] - figures["cached_tokens_total"] + figures["embed_tokens_total"]
     values = {
@@ -47,28 +54,40 @@ _OF_LLAMA_SERVER: Mapping[str, tuple[str, ...]] = {
 """Figures that each of llama-server's is made of, by its name."""
 
 
-def _families(snapshot: Mapping[str, Any]) -> Iterator[str]:
-    histograms = [name.removesuffix("_buckets") for name in snapshot if name.endswith("_buckets")]
-    parts = {f"{name}_{part}" for name in histograms for part in ("buckets", "count", "sum")}
-    for name, value in snapshot.items():
-        if name not in parts and isinstance(value, int | float) and not isinstance(value, bool):
-            kind = "counter" if kind_of(name) == "counter" else "gauge"
-            yield from _family(name, kind, help_of(name), [("", value)])
-    for name in histograms:
-        buckets = [(f'_bucket{{le="{_bound(bound)}"}}', count) for bound, count in snapshot[f"{name}_buckets"].items()]
-        ends = [("_sum", snapshot[f"{name}_sum"]), ("_count", snapshot[f"{name}_count"])]
-        yield from _family(name, "histogram", help_of(name), [*buckets, *ends])
+def _families(snapshot: Mapping[str, Any], models: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    labels = {f'model="{_escaped(name)}"': figures for name, figures in models.items()}
+    for name in dict.fromkeys(name for figures in (snapshot, *models.values()) for name in figures):
+        kind = "counter" if kind_of(name) == "counter" else "gauge"
+        if is_of_server(name):
+            yield from _family(name, kind, help_of(name), [("", snapshot[name])])
+        elif name.endswith("_buckets"):
+            family = name.removesuffix("_buckets")
+            yield from _family(family, "histogram", help_of(family), list(_histogram(family, labels)))
+        elif kind_of(name) != "histogram":
+            values = {label: figures.get(name) for label, figures in labels.items()}
+            samples = [(f"{{{label}}}", value) for label, value in values.items() if isinstance(value, int | float)]
+            yield from _family(name, kind, help_of(name), samples)
+
+
+def _histogram(family: str, labels: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:
+    for label, figures in labels.items():
+        if f"{family}_buckets" in figures:
+            for bound, count in figures[f"{family}_buckets"].items():
+                le = bound.replace("inf", "+Inf")
+                yield f'_bucket{{{label},le="{le}"}}', count
+            yield from ((f"_{end}{{{label}}}", figures[f"{family}_{end}"]) for end in ("sum", "count"))
+
+
+def _escaped(name: str) -> str:
+    return name.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
 def _family(name: str, kind: str, text: str, samples: list[tuple[str, Any]], prefix: str = PREFIX) -> Iterator[str]:
     full = prefix + name
-    yield f"# HELP {full} {text}"
-    yield f"# TYPE {full} {kind}"
-    yield from (f"{full}{suffix} {value}" for suffix, value in samples)
-
-
-def _bound(bound: str) -> str:
-    return "+Inf" if bound == "inf" else bound
+    if samples:
+        yield f"# HELP {full} {text}"
+        yield f"# TYPE {full} {kind}"
+        yield from (f"{full}{suffix} {value}" for suffix, value in samples)
 
 
 def _http(gateway: Gateway) -> Iterator[str]:

@@ -5,7 +5,7 @@ Each number has one writer; readers take a snapshot. Nothing here blocks, locks 
 
 from uma.metrics.histogram import Histogram
 from uma.metrics.live import LiveFigures, LiveSeries
-from uma.metrics.metrics import CacheMetrics, EngineMetrics, help_of, kind_of
+from uma.metrics.metrics import CacheMetrics, EngineMetrics, help_of, is_of_server, kind_of, summed
 
 __all__ = [
     "CacheMetrics",
@@ -14,5 +14,7 @@ __all__ = [
     "LiveFigures",
     "LiveSeries",
     "help_of",
+    "is_of_server",
     "kind_of",
+    "summed",
 ]

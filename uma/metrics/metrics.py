@@ -1,4 +1,4 @@
-"""The engine's figures, each defined once: its name, its help text, its kind, and how those of several models add up.
+"""The engine's figures, each defined once: its name, its help text, its kind, and the sums over several models.
 
 The decode thread writes, any thread reads: every field has exactly one writer. Times are milliseconds, sizes are tokens
 or KV cells.
@@ -6,6 +6,7 @@ or KV cells.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import attrs
@@ -15,9 +16,9 @@ from uma.metrics.histogram import MS_BOUNDS, SIZE_BOUNDS, Histogram
 EWMA_WEIGHT = 0.1
 """Weight of the newest tick in `decode_ms_ewma`."""
 
-FigureKind = Literal["counter", "gauge", "level", "least", "histogram"]
-"""Counters grow since the start, gauges are of now. Several models have their sum, but of a level the largest, and of a
-least the smallest that is not 0."""
+FigureKind = Literal["counter", "gauge", "level", "histogram"]
+"""Counters and histograms grow since the start, gauges and levels are of now. A level, as an average, has no sum over
+several models."""
 
 
 def _figure(kind: FigureKind, text: str, default: Any = 0) -> Any:
@@ -110,10 +111,10 @@ class EngineMetrics:
     active_sequences: int = _gauge("Requests that have a slot.")
     queued_requests: int = _gauge("Requests that wait for a slot.")
     paused_sec: float = _level("Seconds for which nothing is computed yet, as `uma pause` has asked.")
-    gpu_free_bytes: int = _figure("least", "Bytes that are free on the fullest GPU; 0 where there is none.")
+    gpu_free_bytes: int = _level("Bytes that are free on the fullest GPU; 0 where there is none.", 0)
     kv_cells_used: int = _gauge("KV cells in use.")
     kv_cells_total: int = _gauge("KV cells there are.")
-    kv_cells_share: int = _level("KV cells that one request can have.", 0)
+    kv_cells_share: int = _gauge("KV cells that one request can have.")
     sequence_ids_used: int = _gauge("Sequence ids in use.")
     compute_threads: int = _gauge("Threads that compute now: fewer than cores while other programs use them.")
     neighbour_load: float = _level("Threads of other programs that wanted to run beside them of late.")
@@ -162,23 +163,25 @@ class EngineMetrics:
         return flat
 
 
-_FIGURES: dict[str, tuple[FigureKind, str]] = {
-    field.name if cls is EngineMetrics else f"cache_{field.name}": (field.metadata["kind"], field.metadata["help"])
-    for cls in (EngineMetrics, CacheMetrics)
-    for field in attrs.fields(cls)
-    if field.metadata
-} | {
-    "cache_hit_rate": ("level", "Share of requests that found a part of their prompt in the cache, 0 to 1."),
+_OF_SERVER: dict[str, tuple[FigureKind, str]] = {
     "uptime_sec": ("level", "Seconds since the server started."),
     "active_sessions": ("gauge", "Sessions of clients that are open on the socket."),
     "sessions_total": ("counter", "Sessions accepted on the socket."),
     "sessions_refused_total": ("counter", "Sessions refused for their number, or because the server was stopping."),
     "memory_budget_bytes": ("level", "Bytes that all models together can take."),
 }
+_FIGURES: dict[str, tuple[FigureKind, str]] = {
+    field.name if cls is EngineMetrics else f"cache_{field.name}": (field.metadata["kind"], field.metadata["help"])
+    for cls in (EngineMetrics, CacheMetrics)
+    for field in attrs.fields(cls)
+    if field.metadata
+} | {"cache_hit_rate": ("level", "Share of requests that found a part of their prompt in the cache, 0 to 1.")}
+_FIGURES |= _OF_SERVER
 _FIGURES |= {
-    f"{name}_last": ("level", f"{text.removesuffix('.')}: the last.")
+    f"{name}_{part}": ("level", f"{text.removesuffix('.')}: the last.") if part == "last" else (kind, text)
     for name, (kind, text) in _FIGURES.items()
     if kind == "histogram"
+    for part in ("buckets", "count", "sum", "last")
 }
 
 
@@ -192,3 +195,21 @@ def help_of(name: str) -> str:
     """The help text of a snapshot's figure."""
     _, text = _FIGURES.get(name, ("", name.replace("_", " ")))
     return text
+
+
+def is_of_server(name: str) -> bool:
+    """Whether a snapshot's figure is the whole server's, and no model's."""
+    return name in _OF_SERVER or name == "paused_sec"
+
+
+def summed(snapshots: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The sums of several models' figures. Levels have none, and are left out."""
+    total: dict[str, Any] = {}
+    for snapshot in snapshots:
+        for name, value in snapshot.items():
+            if isinstance(value, Mapping):
+                known = total.get(name, {})
+                total[name] = {bound: count + known.get(bound, 0) for bound, count in value.items()}
+            elif kind_of(name) != "level":
+                total[name] = total.get(name, 0) + value
+    return total

@@ -36,7 +36,7 @@ from uma.errors import (
 )
 from uma.figures import size
 from uma.llama.context import ROUNDED_TOKENS
-from uma.metrics import EngineMetrics, kind_of
+from uma.metrics import EngineMetrics, kind_of, summed
 from uma.models.catalog import ModelFile
 from uma.models.shelf import Shelf
 from uma.net.file_watch import state_of
@@ -107,8 +107,8 @@ class LoadedModels(Models):
     """Models that are to be loaded, in the order in which they were asked for."""
     _changes: dict[trio.Event, None] = attrs.field(factory=dict, init=False)
     """Events of the tasks that look at what changes."""
-    _gone: dict[str, Any] = attrs.field(factory=dict, init=False)
-    """Counters of processes that have ended."""
+    _gone: dict[str, Mapping[str, Any]] = attrs.field(factory=dict, init=False)
+    """Counters and histograms of processes that have ended, by their models' names."""
     _looking: trio.Lock = attrs.field(factory=trio.Lock, init=False)
     _look: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1), init=False)
     """Limiter of the thread that looks: one that was given up still has the shelf."""
@@ -331,17 +331,20 @@ class LoadedModels(Models):
         return max(found, key=lambda request: request.came_at)
 
     async def metrics(self) -> Mapping[str, Any]:
-        """The sums over the models that are loaded, but for what is no sum: shares are the largest of a model's, and
-        the hit rate is that of all. Counters have those of processes that have ended too.
+        """The sums over all models, and in `models` each one's own figures by its name, once it was loaded. Counters
+        have those of processes that have ended too.
         """
         await self._of_each(LoadedModel.metrics)
-        total = dict(self.snapshot())
-        for metrics in (self._gone, *(model.metrics for model in self._known.values())):
-            _add(total, metrics)
-        asked = total["cache_hits"] + total["cache_misses"]
-        total["paused_sec"], total["memory_budget_bytes"] = round(self._paused_sec, 3), self.budget_bytes
-        total["cache_hit_rate"] = round(total["cache_hits"] / max(1, asked), 4)
-        return total
+        of_each = {name: [counted] for name, counted in self._gone.items()}
+        for model in self._known.values():
+            of_each.setdefault(model.file.name, []).append(model.metrics)
+        models = {name: {**parts[-1], **summed(parts)} for name, parts in of_each.items() if any(parts)}
+        return {
+            **summed([self.snapshot(), *models.values()]),
+            "paused_sec": round(self._paused_sec, 3),
+            "memory_budget_bytes": self.budget_bytes,
+            "models": {name: models[name] for name in self.names if name in models},
+        }
 
     def snapshot(self) -> Mapping[str, Any]:
         return EngineMetrics().snapshot()
@@ -786,7 +789,9 @@ class LoadedModels(Models):
 
     def _forget_process(self, model: ServedModel) -> None:
         """Keep the counters of a process that has ended, and no more."""
-        _add(self._gone, {name: value for name, value in model.metrics.items() if _only_grows(name)})
+        grown = {name: value for name, value in model.metrics.items() if kind_of(name) in ("counter", "histogram")}
+        if grown:
+            self._gone[model.file.name] = summed([self._gone.get(model.file.name, {}), grown])
         model.forget_process()
         if model.successor is not None:
             del self._known[f"{model.file.name}\0{model.index}"]
@@ -829,28 +834,6 @@ async def _why_lost(client: Client) -> UmaError:
 def _tell_loaded(model: ServedModel, took_sec: float) -> None:
     ms, model.yielded = round(1000 * took_sec), ""
     log(_log, logging.INFO, "model.loaded", model=model.file.name, ms=ms, bytes=model.size_bytes)
-
-
-def _add(total: dict[str, Any], figures: Mapping[str, Any]) -> None:
-    """Add one process's figures to those of others."""
-    for name, value in figures.items():
-        known = total.get(name, 0)
-        if isinstance(value, Mapping):
-            of_all = known or {}
-            total[name] = {bound: count + of_all.get(bound, 0) for bound, count in value.items()}
-        elif isinstance(value, int | float) and isinstance(known, int | float):
-            total[name] = _TOGETHER.get(kind_of(name), sum)([known, value])
-
-
-_TOGETHER: Mapping[str, Callable[[list[float]], float]] = {
-    "level": max,
-    "least": lambda values: min(filter(None, values), default=0),
-}
-"""How figures of a kind that have no sum are added."""
-
-
-def _only_grows(name: str) -> bool:
-    return kind_of(name) == "counter" or name.endswith(("_buckets", "_count", "_sum"))
 
 
 _LISTED = frozenset(field.name for field in attrs.fields(ListedModel))

@@ -92,7 +92,9 @@ class Source(Protocol):
         """Ask whether generation works; with `probe` by really generating one token."""
 
     async def metrics(self) -> Mapping[str, Any]:
-        """A flat snapshot of counters, gauges and histograms (`uma.metrics`). Never waits for compute."""
+        """A flat snapshot of counters, gauges and histograms (`uma.metrics`); with several models their sums, and each
+        one's by its name in `models`. Never waits for compute.
+        """
 
     async def activity(self, id: str = "") -> Activity:
         """The requests that run just now, and how many wait; with `id` those of this id alone, which costs no look at

@@ -72,20 +72,20 @@ class LiveFeed:
                     "at_ms": round(slot * INTERVAL_SEC * 1000),
                     "figures": attrs.asdict(figures),
                     "metrics": {name: metrics[name] for name in METRICS if name in metrics},
-                    "models": await self._of_models(slot * INTERVAL_SEC),
+                    "models": await self._of_models(slot * INTERVAL_SEC, metrics.get("models", {})),
                 }
                 self._frame, self._slot = self._event(self.activity), slot
 
-    async def _of_models(self, at_sec: float) -> list[dict[str, Any]]:
-        """The figures of each of several models that is loaded, and the numbers of its requests; of one that is waited
-        for, how far it is.
+    async def _of_models(self, at_sec: float, of_each: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """The figures of each of several models that is loaded, by its metrics, and the numbers of its requests; of one
+        that is waited for, how far it is.
         """
         models, told = self.processes.gateway.models, dict[str, dict[str, Any]]()
 
         async def tell(name: str, source: Source) -> None:
-            metrics, activity = await source.metrics(), await source.activity()
+            activity = await source.activity()
             series = self._series_of.setdefault(name, LiveSeries())
-            figures = series.figures(at_sec, metrics, activity, source.info.limits.max_sequences)
+            figures = series.figures(at_sec, of_each.get(name, {}), activity, source.info.limits.max_sequences)
             numbers = [each.number for each in (*activity.running, *activity.waiting)]
             told[name] = {"name": name, "figures": attrs.asdict(figures), "requests": numbers}
 
