@@ -627,7 +627,7 @@ params = SamplingParams(max_tokens=4000, ignore_eos=True)
 
 
 def script(path: Path, body: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", PREAMBLE + body, str(path)]
+    command = [sys.executable, "-X", "dev", "-W", "error", "-c", PREAMBLE + body, str(path)]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
     )

@@ -16,11 +16,18 @@ from itertools import islice
 
 import attrs
 import llama_cpp.llama_cpp as lib
+from llama_cpp import _utils
 
 from uma import posix
 from uma.config import is_debugging
 
 logger = logging.getLogger("uma.llama")
+
+# The binding keeps two files open for as long as the process lives, of which `python -W default` warns at its end. In
+# their place stand files that own no descriptor: these can be used until then, and end without a warning.
+for name in ("outnull_file", "errnull_file"):
+    with getattr(_utils, name) as file:
+        setattr(_utils, name, open(os.dup(file.fileno()), "w", closefd=False))  # noqa: SIM115
 
 KEPT_LINES = 400
 
