@@ -445,3 +445,12 @@ def test_the_example_of_the_docs_prints_what_is_shown_below_it(capsys: pytest.Ca
 def test_two_options_of_one_label_are_refused_with_their_place(kind: Any) -> None:
     with pytest.raises(ValueError, match=r"^options\[2\]: 'lamp' is there twice; reword one of the two$"):
         DecisionQuestion(kind, "Which?", [Option("lamp"), Option("box"), Option("lamp")])
+
+
+def test_options_that_are_no_labels_are_refused_with_their_place() -> None:
+    given: Any = ["a", 1]
+    with pytest.raises(ValueError, match=r"^options\[1\].label: expected a string, not 1$"):
+        DecisionQuestion.choice("Which?", given)
+    given = "ab"
+    with pytest.raises(ValueError, match=r"^options: expected a list of labels, or a dict .*, not 'ab'$"):
+        DecisionQuestion.score("How?", given)

@@ -184,7 +184,7 @@ def test_a_model_beside_a_socket_is_the_server_s_own_of_that_name(server: Server
 @pytest.mark.parametrize("name", ["http", "max_sessions", "socket_mode", "idle_timeout_sec", "alias", "log_format"])
 def test_a_setting_of_a_server_is_refused_without_one(name: str) -> None:
     given: dict[str, Any] = {name: 1}
-    with pytest.raises(ConfigError, match=f"{name}: a setting of a server"):
+    with pytest.raises(TypeError, match=f"'{name}'; it is a setting of a server"):
         LLM(**given)
 
 

@@ -64,6 +64,11 @@ OTHERS = {
     "guided_regex": "regex",
     "guided_choice": "choice",
     "repeat_penalty": "repetition_penalty",
+    "max_model_len": "n_ctx",
+    "n_threads": "threads",
+    "lora_path": "lora",
+    "use_tqdm": "progress",
+    "lora_request": "model",
 }
 """Names of other tools, and what does the same here."""
 

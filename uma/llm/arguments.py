@@ -16,11 +16,23 @@ from typing import Any, TypeVar
 import attrs
 
 from uma import json_text
-from uma.config import LOG, SERVER_ONLY, RuntimeConfig, settings
+from uma.config import LOG, SERVER_ONLY, RuntimeConfig
 from uma.constraints import show
-from uma.errors import BadRequest, ConfigError, UmaError
-from uma.types import GRAMMAR_FIELDS, Media, Message, ReasoningMode, SamplingParams, Tool, ToolCall, joined
-from uma.wrong import OTHERS, Wrong, WrongValues, nearest
+from uma.errors import BadRequest, UmaError
+from uma.types import (
+    GRAMMAR_FIELDS,
+    DecisionQuestion,
+    DecisionRequest,
+    Media,
+    Message,
+    ReasoningMode,
+    RerankRequest,
+    SamplingParams,
+    Tool,
+    ToolCall,
+    joined,
+)
+from uma.wrong import OTHERS, Wrong, WrongValues, below, nearest
 
 T = TypeVar("T")
 Conversation = Sequence[Message | Mapping[str, Any]]
@@ -37,19 +49,24 @@ CALL_FIELDS = ("tools", "tool_choice", "parallel_tool_calls", "reasoning")
 """Fields of a request that are given once for all conversations, beside sampling parameters."""
 NO_KEYWORDS = SERVER_ONLY | LOG
 """Settings that an `LLM` has no use for: it serves no other program, and logs as Python's `logging` is set up."""
+DECISION_FIELDS = tuple(field.name for field in attrs.fields(DecisionRequest))
+KEYWORDS = tuple(field.name for field in attrs.fields(RuntimeConfig) if field.name not in NO_KEYWORDS)
+"""Settings of an `LLM`."""
 
 
-def config_of(model: str, given: dict[str, Any]) -> RuntimeConfig:
-    """The configuration of these keywords.
+HINTS = {
+    **dict.fromkeys(NO_KEYWORDS, "it is a setting of a server (`uma run`), which LLM is not"),
+    "verbose": "what UMA logs is Python's `logging` to show",
+    "stream": "llm.stream gives an answer piece by piece",
+    "use_tqdm": "llm.generate and llm.chat have progress=False",
+    "gpu_memory_utilization": "n_gpu_layers and n_ctx say what is taken of a GPU's memory",
+    "tensor_parallel_size": "a model is divided among all GPUs",
+}
+"""What to do in the place of a keyword that is not here, where another keyword does not say it."""
 
-    Raises `ConfigError` for an unknown one, with the nearest known, and for one that only a server has a use for.
-    """
-    known = settings()
-    hints = {"verbose": "; what UMA logs is Python's `logging` to show"}
-    wrong = [f"{name}: no such setting{hints.get(name) or nearest(name, known)}" for name in given if name not in known]
-    wrong += [f"{name}: a setting of a server (`uma run`), which LLM is not" for name in given if name in NO_KEYWORDS]
-    if wrong:
-        raise ConfigError(*wrong)
+
+def config_of(model: str, given: Mapping[str, Any]) -> RuntimeConfig:
+    """The configuration of these keywords. Raises `ConfigError` for a wrong value."""
     given = {name: fspath(value) if isinstance(value, PathLike) else value for name, value in given.items()}
     return RuntimeConfig(model=model, **given)
 
@@ -84,15 +101,11 @@ def check_keywords(unknown: Iterable[str], method: Callable[..., Any], known: Se
     those of `SamplingParams` it says where they belong.
     """
     own = (*signature(method).parameters, *known)
+    every = (*own, *SAMPLING_NAMES) if "sampling_params" in own else own
     for name in unknown:
-        if name == "stream":
-            raise TypeError(f"LLM.{method.__name__}() gives whole answers; llm.stream gives them piece by piece")
-        near = (
-            [OTHERS[name]]
-            if name in OTHERS and "sampling_params" in own
-            else get_close_matches(name, (*own, *SAMPLING_NAMES) if "sampling_params" in own else own, n=1)
-        )
-        hint = nearest(name, near)
+        own_name = OTHERS.get(name)
+        near = [own_name] if own_name in every else [] if name in HINTS else get_close_matches(name, every, n=1)
+        hint = f"; {HINTS[name]}" if name in HINTS and not near else nearest(name, near)
         if near and near[0] in SAMPLING_NAMES and near[0] not in own:
             hint = f"; give sampling_params=SamplingParams({near[0]}=…), or a dict"
         raise TypeError(f"LLM.{method.__name__}() got an unexpected keyword argument {name!r}{hint}")
@@ -115,7 +128,23 @@ def state_of(given: str | Conversation | Mapping[str, Any]) -> tuple[Message, ..
     if turns and all(isinstance(turn, Message) or (isinstance(turn, Mapping) and "role" in turn) for turn in turns):
         messages: tuple[Message, ...] = prompt_fields(turns)["messages"]
         return messages
-    return (Message("user", json_text.dumps(given, separators=(",", ":"))),)
+    try:
+        return (Message("user", json_text.dumps(given, separators=(",", ":"))),)
+    except TypeError as error:
+        raise TypeError(f"state: expected a text, a conversation, or what JSON has, not {shown(given)}") from error
+
+
+def questions_of(given: str | DecisionQuestion | Iterable[str | DecisionQuestion]) -> list[DecisionQuestion]:
+    """Questions as given; a string asks for yes or no. Raises `TypeError` for what is none."""
+    expected = "expected a string, which asks for yes or no, or a DecisionQuestion"
+    if isinstance(given, bytes | Mapping) or not isinstance(given, DecisionQuestion | Iterable):
+        raise TypeError(f"questions: {expected}, or a list of these, not {shown(given)}")
+    every = [given] if isinstance(given, str | DecisionQuestion) else list(given)
+    for index, question in enumerate(every):
+        if not isinstance(question, str | DecisionQuestion):
+            hint = 'DecisionQuestion.choice("Which?", ["a", "b"]) makes one'
+            raise TypeError(f"questions[{index}]: {expected}, not {shown(question)}; {hint}")
+    return [DecisionQuestion.predicate(text) if isinstance(text, str) else text for text in every]
 
 
 def texts_of(given: str | Iterable[str], name: str, *, hint: str = "") -> list[str]:
@@ -132,16 +161,19 @@ def texts_of(given: str | Iterable[str], name: str, *, hint: str = "") -> list[s
     return found
 
 
-def conversations_of(given: str | Conversation | Sequence[str | Conversation]) -> tuple[list[tuple[Any, ...]], bool]:
-    """The conversations, each a tuple of messages or dicts (`TypeError`), and whether it is one alone, not in a list. A
-    string is one message of the user's. What is in a dict is looked at later.
+def conversations_of(
+    given: str | Conversation | Sequence[str | Conversation], *, is_one: bool = False
+) -> tuple[list[tuple[Any, ...]], bool]:
+    """The conversations, each a tuple of messages or dicts (`TypeError`), and whether it is one alone, not in a list
+    (an empty list has none, unless it `is_one`). A string is one message of the user's. What is in a dict is looked at
+    later.
     """
     expected = "expected a string, or a list of messages, each a Message or a dict of role and content"
     if isinstance(given, bytes | Mapping | Message) or not isinstance(given, Iterable):
         raise TypeError(f"conversations: {expected}, not {shown(given)}")
-    every: Any = [given] if isinstance(given, str) else list(given)
     is_alone = isinstance(given, str)
-    if every and isinstance(every[0], Message | Mapping):
+    every: Any = [given] if is_alone else list(given)
+    if isinstance(every[0], Message | Mapping) if every else is_one:
         every, is_alone = [every], True
     found = []
     for index, conversation in enumerate(every):
@@ -154,6 +186,12 @@ def conversations_of(given: str | Conversation | Sequence[str | Conversation]) -
                 raise TypeError(f"{where}[{place}]: {expected}, not {shown(message)}")
         found.append(messages)
     return found, is_alone
+
+
+def rerank_request(query: str, documents: Iterable[str], top_n: int | None) -> RerankRequest:
+    """The request for a ranking. Raises `TypeError` and `BadRequest`."""
+    texts = texts_of(documents, "documents")
+    return make_request(RerankRequest, id="rerank", query=query, documents=texts, top_n=top_n)
 
 
 def shown(value: Any) -> str:
@@ -307,6 +345,8 @@ def tool_fields(
     if not isinstance(choice, str):
         what = "expected auto, none, required, a tool's name, or OpenAI's dict of a function by name"
         raise TypeError(f"tool_choice: {what}")
+    if isinstance(tools, str | bytes | Mapping) or not isinstance(tools, Iterable):
+        raise TypeError(f"tools: expected a list of Tools, or of dicts as OpenAI has them, not {shown(tools)}")
     return {
         "tools": tuple(tool_of(tool, f"tools[{index}]") for index, tool in enumerate(tools)),
         "tool_choice": choice,
@@ -316,7 +356,7 @@ def tool_fields(
 
 
 def tool_of(given: Tool | Mapping[str, Any], where: str) -> Tool:
-    """A tool as given, or of a dict in OpenAI's form. Raises `TypeError`, and `BadRequest` for a dict without a name,
+    """A tool as given, or of a dict in OpenAI's form. Raises `TypeError`, and `BadRequest` for what is wrong in a dict,
     both about `where`.
     """
     if isinstance(given, Tool):
@@ -327,4 +367,7 @@ def tool_of(given: Tool | Mapping[str, Any], where: str) -> Tool:
     if "name" not in inner:
         near = next(filter(None, (nearest(str(name), ("name", "function")) for name in inner)), "")
         raise BadRequest.at(where, f"expected a Tool, or a dict with a function's name, not {shown(given)}{near}")
-    return Tool(inner["name"], inner.get("description") or "", inner.get("parameters"), bool(inner.get("strict")))
+    try:
+        return Tool(inner["name"], inner.get("description") or "", inner.get("parameters"), bool(inner.get("strict")))
+    except WrongValues as error:
+        raise BadRequest(*below(where, error.lines)) from None

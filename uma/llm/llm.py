@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import array
-import math
 import warnings
 import weakref
 from collections.abc import Generator, Iterable, Mapping, Sequence
@@ -11,9 +10,8 @@ from contextlib import closing
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Never
+from typing import Any, Never, Self
 
-import attrs
 import numpy as np
 import numpy.typing as npt
 
@@ -21,6 +19,8 @@ from uma.client import PAUSED
 from uma.client.parts import errors_moved
 from uma.closing import Closing
 from uma.llm.arguments import (
+    DECISION_FIELDS,
+    KEYWORDS,
     Choice,
     Conversation,
     Sampling,
@@ -30,6 +30,8 @@ from uma.llm.arguments import (
     make_request,
     params_for,
     prompt_fields,
+    questions_of,
+    rerank_request,
     row_fields,
     sampling_of,
     shown,
@@ -40,7 +42,7 @@ from uma.llm.arguments import (
 from uma.llm.batch import GivenPrompt, Raises, every_result, progress_bar, results_of, warn_of_failures
 from uma.llm.checkpoint import results_with
 from uma.llm.place import place_of
-from uma.llm.results import RequestOutput
+from uma.llm.results import RequestOutput, array_of, labelled
 from uma.llm.stream import LLMStream
 from uma.llm.thread import NO_THREADS, SourceThread
 from uma.models.names import check_alone
@@ -54,12 +56,13 @@ from uma.types import (
     Ranked,
     ReasoningMode,
     Request,
-    RerankRequest,
     SamplingParams,
     ServerInfo,
     Tool,
 )
 
+Embedded = list["array.array[float] | None"]
+"""The vector of each text; None for one of no token."""
 Asked = tuple[list[GivenPrompt], Raises]
 """Prompts, and which of their errors the call raises."""
 
@@ -89,6 +92,7 @@ class LLM(Closing):
     def __init__(
         self, model: str | PathLike[str] | None = None, *, socket: str | PathLike[str] | None = None, **settings: Any
     ) -> None:
+        check_keywords(settings.keys() - KEYWORDS, LLM.__init__, KEYWORDS)
         self._place = place_of(model, socket, settings)
         self._loop = SourceThread(self._place.opened)
         # An LLM that is never closed must not keep the interpreter from ending, nor outlive its last reference.
@@ -104,13 +108,6 @@ class LLM(Closing):
     def __repr__(self) -> str:
         state = "closed" if self._loop.is_closed else f"{self.info.limits.n_ctx:,} tokens of context"
         return f"<uma.LLM {self._place.name!r}: {self.info.model.name}, {state}>"
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            own = {"create_chat_completion": "chat", "create_completion": "generate"}.get(name)
-            hint = f"; llm.{own} does that" if own else ""
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=self)
 
     def __reduce__(self) -> Any:
         raise TypeError(NO_THREADS.format(elsewhere="another one"))
@@ -209,23 +206,22 @@ class LLM(Closing):
         """Answer each conversation, through the model's chat template. Otherwise as `generate`.
 
         A conversation is a question as a string, or a list of `Message`s, or of dicts as OpenAI has them (`role`,
-        `content`, `tool_calls`, `tool_call_id`, `name`); one alone can be given as it is, or as `messages=`.
+        `content`, `tool_calls`, `tool_call_id`, `name`); one alone can be given as it is, or as `messages=`. An
+        empty list is no conversation, and its result an empty list; as `messages` it is `BadRequest`.
         Calls of the `tools` (`Tool`s, or dicts as OpenAI has them) are in `Completion.tool_calls`. A conversation goes
         on with `Message("assistant", out.text, out.tool_calls)` and, for each of them, `Message("tool", result,
         tool_call_id=call.id, name=call.name)`. The other keywords are the fields of `Request`.
         """
         check_keywords(unknown, self.chat)
-        if (conversations is None) == (messages is None):
-            raise TypeError("LLM.chat() takes conversations, or messages, which is one of them")
-        given = messages if conversations is None else conversations
         fields = tool_fields(tools, tool_choice, reasoning, is_parallel=parallel_tool_calls) | self._of_model(model)
-        return self._run(self._conversations(given, fields, sampling_params), progress)
+        return self._run(self._conversations(conversations, messages, fields, sampling_params), progress)
 
     async def achat(
         self,
-        conversations: str | Conversation | Sequence[str | Conversation],
+        conversations: str | Conversation | Sequence[str | Conversation] | None = None,
         sampling_params: Sampling | Sequence[Sampling] | None = None,
         *,
+        messages: Conversation | None = None,
         model: str | None = None,
         tools: Iterable[Tool | Mapping[str, Any]] = (),
         tool_choice: Choice = "auto",
@@ -236,7 +232,7 @@ class LLM(Closing):
         """`chat` for asyncio, as `agenerate` is `generate`: cancelling the task ends the work."""
         check_keywords(unknown, self.achat)
         fields = tool_fields(tools, tool_choice, reasoning, is_parallel=parallel_tool_calls) | self._of_model(model)
-        return await self._run_async(self._conversations(conversations, fields, sampling_params))
+        return await self._run_async(self._conversations(conversations, messages, fields, sampling_params))
 
     def stream(
         self,
@@ -284,25 +280,32 @@ class LLM(Closing):
         gives no embeddings, or with `fail_on_empty` for a text of no token.
         """
         check_keywords(unknown, self.embed)
-        asked = texts_of(texts, "texts")
         options = {"dimensions": dimensions, "normalize": normalize, "fail_on_empty": fail_on_empty}
-        rows = [row for start in range(0, len(asked), MAX_TEXTS) for row in self._embedded(asked, start, options)]
-        empty = [index for index, row in enumerate(rows) if row is None]
-        if empty:
-            what = f"{len(empty):,} of {len(rows):,} texts have no token, so their rows are NaN"
-            warnings.warn(f"{what}; the first is texts[{empty[0]}]", stacklevel=2)
-        width = next((len(row) for row in rows if row is not None), 0)
-        blank = [math.nan] * width
-        return np.array([blank if row is None else row for row in rows], np.float32).reshape(len(rows), width)
+        return array_of(self._loop.call(self._embedded, texts_of(texts, "texts"), options))
 
-    def _embedded(
-        self, texts: Sequence[str], start: int, options: Mapping[str, Any]
-    ) -> Sequence[array.array[float] | None]:
-        """Embeddings of one request's texts, the first of which is `texts[start]`; errors name a text by its index."""
-        part = texts[start : start + MAX_TEXTS]
-        with errors_moved(start):
-            request = make_request(EmbedRequest, id=f"embed-{start}", texts=part, **options)
-            return self._loop.call(self._loop.source.embed, request).vectors
+    async def aembed(
+        self,
+        texts: str | Iterable[str],
+        *,
+        dimensions: int | None = None,
+        normalize: bool = True,
+        fail_on_empty: bool = False,
+        **unknown: Never,
+    ) -> npt.NDArray[np.float32]:
+        """`embed` for asyncio, as `agenerate` is `generate`: cancelling the task ends the work."""
+        check_keywords(unknown, self.aembed)
+        options = {"dimensions": dimensions, "normalize": normalize, "fail_on_empty": fail_on_empty}
+        return array_of(await self._loop.call_async(self._embedded, texts_of(texts, "texts"), options))
+
+    async def _embedded(self, texts: Sequence[str], options: Mapping[str, Any]) -> Embedded:
+        """An embedding of each text, on the loop; errors name a text by its index."""
+        rows: Embedded = []
+        for start in range(0, len(texts), MAX_TEXTS):
+            part = texts[start : start + MAX_TEXTS]
+            with errors_moved(start):
+                request = make_request(EmbedRequest, id=f"embed-{start}", texts=part, **options)
+                rows += (await self._loop.source.embed(request)).vectors
+        return rows
 
     def rerank(self, query: str, documents: Iterable[str], *, top_n: int | None = None) -> list[Ranked]:
         """The documents, best first, by how well each answers the query; `top_n` keeps the first ones.
@@ -310,10 +313,12 @@ class LLM(Closing):
         `Ranked.index` says which document it is. Raises `BadRequest` where the model is no reranker, and otherwise what
         `embed` does.
         """
-        request = make_request(
-            RerankRequest, id="rerank", query=query, documents=texts_of(documents, "documents"), top_n=top_n
-        )
-        return list(self._loop.call(self._loop.source.rerank, request).results)
+        return list(self._loop.call(self._loop.source.rerank, rerank_request(query, documents, top_n)).results)
+
+    async def arerank(self, query: str, documents: Iterable[str], *, top_n: int | None = None) -> list[Ranked]:
+        """`rerank` for asyncio."""
+        request = rerank_request(query, documents, top_n)
+        return list((await self._loop.call_async(self._loop.source.rerank, request)).results)
 
     def decide(
         self,
@@ -330,14 +335,24 @@ class LLM(Closing):
         and one question can be given alone. `options` are fields of `DecisionRequest`: `labels`, `orders`,
         `temperature`, `min_label_mass`, `reproducible`.
         """
-        known = [field.name for field in attrs.fields(DecisionRequest)]
-        check_keywords(options.keys() - known, self.decide, known)
-        given = [questions] if isinstance(questions, str | DecisionQuestion) else questions
-        asked = [DecisionQuestion.predicate(text) if isinstance(text, str) else text for text in given]
-        fields = {"messages": state_of(state), "questions": asked, **options}
-        request = make_request(DecisionRequest, id=f"decide-{self._loop.next_number()}", **fields)
-        answers = self._loop.call(self._loop.source.decide, request).answers
-        return [attrs.evolve(answer, labels=of.labels) for of, answer in zip(asked, answers, strict=True)]
+        check_keywords(options.keys() - DECISION_FIELDS, self.decide, DECISION_FIELDS)
+        request = self._decision(state, questions, options)
+        return labelled(request, self._loop.call(self._loop.source.decide, request))
+
+    async def adecide(
+        self,
+        state: str | Conversation | Mapping[str, Any],
+        questions: str | DecisionQuestion | Iterable[str | DecisionQuestion],
+        **options: Any,
+    ) -> list[Decision]:
+        """`decide` for asyncio."""
+        check_keywords(options.keys() - DECISION_FIELDS, self.adecide, DECISION_FIELDS)
+        request = self._decision(state, questions, options)
+        return labelled(request, await self._loop.call_async(self._loop.source.decide, request))
+
+    def _decision(self, state: Any, questions: Any, options: Mapping[str, Any]) -> DecisionRequest:
+        fields = {"messages": state_of(state), "questions": questions_of(questions), **options}
+        return make_request(DecisionRequest, id=f"decide-{self._loop.next_number()}", **fields)
 
     def tokenize(self, prompt: str | Conversation) -> list[int]:
         """The token ids that `generate` computes for this prompt, or `chat` for this conversation.
@@ -357,6 +372,14 @@ class LLM(Closing):
         request = make_request(Request, id="detokenize", token_ids=ids)
         return self._loop.call(self._loop.source.tokenize, request).text or ""
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        import asyncio  # noqa: PLC0415  (whoever has a task has imported it)
+
+        await asyncio.to_thread(self.close)
+
     def close(self) -> None:
         """Free the model. Harmless when repeated. Requests that run are cancelled, and one whose picture or sound is
         being decoded ends with that file: its thread still uses the projector, and has 5 s of CPU at most, a minute
@@ -370,6 +393,8 @@ class LLM(Closing):
     def _of_model(self, model: str | None) -> dict[str, Any]:
         """The field of a `Request` that names the model. Raises `UnknownModel`."""
         card, adapters = self.info.model, self.info.capabilities.adapters
+        if not isinstance(model, str | None):
+            raise TypeError(f"model: expected a name, not {shown(model)}")
         if model is None:
             return {}
         if self.info.models:
@@ -384,8 +409,12 @@ class LLM(Closing):
         texts = texts_of(prompts, "prompts", hint="; llm.chat takes conversations")
         return self._asked([(text, {"prompt": text, **fields}) for text in texts], params, isinstance(prompts, str))
 
-    def _conversations(self, given: Any, fields: dict[str, Any], params: Sampling | Sequence[Sampling] | None) -> Asked:
-        found, is_alone = conversations_of(given)
+    def _conversations(
+        self, given: Any, messages: Any, fields: dict[str, Any], params: Sampling | Sequence[Sampling] | None
+    ) -> Asked:
+        if (given is None) == (messages is None):
+            raise TypeError("conversations: give these, or messages, which is one of them")
+        found, is_alone = conversations_of(messages if given is None else given, is_one=given is None)
         return self._asked([(messages, {"messages": messages, **fields}) for messages in found], params, is_alone)
 
     def _asked(

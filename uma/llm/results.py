@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import array
+import math
+import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
+import numpy as np
+import numpy.typing as npt
 
 from uma.errors import UmaError
 from uma.types import (
     Answer,
     CutCall,
+    Decision,
+    DecisionRequest,
+    Decisions,
     Finished,
     FinishReason,
     Logprobs,
@@ -122,6 +131,22 @@ def prompt_fields(prompt: Prompt | None) -> dict[str, Any]:
 
 def _by_token(known: Logprobs) -> dict[int, TokenLogprob]:
     return {token.token_id: token for token in (known.chosen, *known.top)}
+
+
+def array_of(rows: Sequence[array.array[float] | None]) -> npt.NDArray[np.float32]:
+    """Embeddings as the rows of an array. One warning, of the caller of `LLM`'s method, tells of texts without one."""
+    empty = [index for index, row in enumerate(rows) if row is None]
+    if empty:
+        what = f"{len(empty):,} of {len(rows):,} texts have no token, so their rows are NaN"
+        warnings.warn(f"{what}; the first is texts[{empty[0]}]", stacklevel=3)
+    width = next((len(row) for row in rows if row is not None), 0)
+    blank = [math.nan] * width
+    return np.array([blank if row is None else row for row in rows], np.float32).reshape(len(rows), width)
+
+
+def labelled(request: DecisionRequest, found: Decisions) -> list[Decision]:
+    """The decisions, each with its question's labels."""
+    return [attrs.evolve(each, labels=of.labels) for of, each in zip(request.questions, found.answers, strict=True)]
 
 
 def failed(prompt: Any, error: UmaError) -> RequestOutput:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 import attrs
@@ -89,7 +90,17 @@ class DecisionQuestion:
 
 
 def _options(given: list[str] | dict[str, str | None]) -> tuple[Option, ...]:
-    return tuple(Option(label, given[label] if isinstance(given, dict) else None) for label in given)
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        raise WrongValues(
+            Wrong("options", f"expected a list of labels, or a dict that describes them, not {show(given)}")
+        )
+    found = []
+    for at, label in enumerate(given):
+        try:
+            found.append(Option(label, given[label] if isinstance(given, dict) else None))
+        except WrongValues as error:
+            raise WrongValues(*(line.below(f"options[{at}]") for line in error.lines)) from None
+    return tuple(found)
 
 
 @attrs.frozen

@@ -112,6 +112,9 @@ def _grammar_in_short(cls: type[T]) -> type[T]:
         for name in fields:
             if name not in known:
                 raise TypeError(f"{cls.__name__}: {name} is no field of it{nearest(name, [*known, *GRAMMAR_FIELDS])}")
+        if not isinstance(given := fields.get("grammar"), Grammar | None):
+            what = f"expected a Grammar, not {repr(given)[:100]}"
+            raise TypeError(f"grammar: {what}; give one of {', '.join(GRAMMAR_FIELDS)} in its place")
         if short and fields.get("grammar") is not None:
             raise WrongValues(
                 Wrong("grammar", f"{', '.join(short)} says what it must look like, too; give one of them")
