@@ -19,12 +19,26 @@ import struct
 import termios
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 
 import pyte
 
 from forked import Forked
 from harness import PATIENCE_SEC, uma_command
+from uma.cli.table import cell_len
+
+SCREENS = Path(__file__).parent / "screens"
+WIDTHS = (60, 80, 100, 200)
+
+
+def check_screen(name: str, columns: int, shown: str) -> None:
+    """Fail unless this is what the file of that screen has; with `TEST_SCREENS=write` it is written there."""
+    file = SCREENS / f"{name}-{columns}.txt"
+    if os.environ.get("TEST_SCREENS") == "write":
+        file.write_text(shown, encoding="utf-8")
+    assert max(map(cell_len, shown.splitlines())) <= columns
+    assert shown == file.read_text(encoding="utf-8")
 
 
 class Terminal:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from openai.types.chat import ChatCompletion
-from pty_screen import Terminal
+from pty_screen import WIDTHS, Terminal, check_screen
 
 from forked import Forked
 from harness import (
@@ -330,8 +330,8 @@ def test_before_a_row_has_ended_it_is_told_how_many_run() -> None:
         r"5 of 20 rows \(25 ?%\) · 1 running · [0-9,.]+ tokens/s · [0-9,.]+ rows/min · 0 s · 1 failed",
         Speed(tally).line(),
     )
-    assert Speed(tally).line(45).startswith("5 of 20 rows"), "what matters least makes way"
-    assert "running" not in Speed(tally).line(45)
+    assert Speed(tally).line(40).startswith("5 of 20 rows"), "what matters least makes way"
+    assert "running" not in Speed(tally).line(40)
     assert Speed(tally).line(30) == Speed(tally).line(1)
     assert Speed(tally).line(30).endswith("%) · 1 failed")
     tally.note({"a": Progress(waits=True)})
@@ -392,6 +392,19 @@ def test_a_narrow_terminal_has_one_line_that_whatever_is_said_replaces(
         assert all(line.startswith("uma: ") for line in terminal.screen if "socket" in line), terminal.screen
         looks = [each.partition("\r")[0] for each in terminal.raw.decode().split(ERASE_LINE) if "of 90" in each]
         assert max(map(len, looks)) < columns
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+def test_a_job_s_last_screen_is_the_one_in_its_file(
+    columns: int, server: ServerProcess, rows: Callable[..., Path], tmp_path: Path
+) -> None:
+    file = rows([*lines(3, max_tokens=2), {"custom_id": "without", "method": "POST", "url": URL, "body": {}}])
+    command = uma_command("batch", "--socket", str(server.socket), file.name, "-o", "out.jsonl")
+    with Terminal(command, clean_environ(), columns=columns, cwd=str(tmp_path)) as terminal:
+        assert terminal.wait() == 1
+        shown = terminal.text.strip() + "\n"
+    shown = re.sub(r"in [\d.]+ s, 6 tokens, [\d.,]+ tokens/s", "in 1 s, 6 tokens, 41 tokens/s", shown)
+    check_screen("batch-end", columns, shown)
 
 
 @pytest.mark.parametrize("name", ["in.csv", "in.jsonl.gz"])

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 from projectors import LLAVA_TOKENS, png, write_projector
-from pty_screen import Terminal
+from pty_screen import WIDTHS, Terminal, check_screen
 from script_model import write_script_model
 
 from harness import (
@@ -879,6 +879,39 @@ def test_a_chat_that_began_anew_is_saved_beside_the_file_of_the_one_before(serve
     (other,) = home.glob("uma-chat-*.json")
     for file, question in ((home / "talk.json", "first question"), (other, "another question")):
         assert [turn.question for turn in ChatHistory.load(file).turns] == [question]
+
+
+CODE = """Here is a function of two lines, which says in words how a number can be doubled:
+
+```python
+def doubled(number: int) -> int:
+    return 2 * number
+```
+
+Call it with `doubled(21)`."""
+
+
+@pytest.fixture(scope="module")
+def coding() -> Iterator[ServerProcess]:
+    """A server whose model answers with code."""
+    with short_directory() as directory:
+        model = write_script_model(directory / "coder.gguf", CODE)
+        with running_server(directory / "uma.sock", "--model", str(model)) as process:
+            yield process
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+def test_a_chat_s_screen_is_the_one_in_its_file(columns: int, coding: ServerProcess, home: Path) -> None:
+    with chat(coding, home, columns=columns, lines=90) as terminal:
+        ask(terminal, "How do I double a number?")
+        terminal.type("/help\r")
+        wait_for_prompt(terminal)
+        tell(terminal, "/model", "coder.gguf")
+        tell(terminal, "/tempreature 1", "did you mean /temperature?")
+        tell(terminal, "/set top_p 7", "/set top_p: 7.0 must be from 0 to 1")
+        shown = terminal.text.strip() + "\n"
+    shown = re.sub(r"[\d.,]+ tokens/s · 44 tokens · first after [\d.,]+ m?s", "41 tokens/s · 44 tokens · …", shown)
+    check_screen("chat", columns, shown.replace(str(coding.socket.parent), "/tmp/uma-12345678"))
 
 
 def test_thinking_is_no_part_of_an_answer(socket_dir: Path, home: Path, tmp_path: Path) -> None:

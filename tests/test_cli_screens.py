@@ -7,25 +7,27 @@ import os
 import pty
 import sys
 import termios
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from pty_screen import WIDTHS, check_screen
 
-from uma.cli import main, say
+from uma.cli import batch_view, main, say
 from uma.cli.checks import Check
 from uma.cli.doctor import show_checks
 from uma.cli.explain import show_explained
 from uma.cli.models import Memory, show_models
 from uma.cli.ps import Running, show_servers
 from uma.cli.pull import show_offers
+from uma.jobs import Progress, Tally
 from uma.models.catalog import ModelFile
 from uma.models.hub import Listing, Offer, Reference, RemoteFile
 from uma.types import CAUSES, WHY_NOT_CACHED, Beside, CacheUse, Explained, ListedModel, RequestMetrics
 
-SCREENS = Path(__file__).parent / "screens"
-WIDTHS = (60, 80, 100, 200)
 MB, GB = 1_000_000, 1_000_000_000
 PARTS = {"quantization": "Q4_K_M", "context_length": 32_768, "architecture": "qwen2"}
 
@@ -133,6 +135,25 @@ def offers() -> None:
     )
 
 
+def batch() -> None:
+    tally = Tally(total_rows=2_000, is_counted=True, rows=1_024, begun_rows=400, running=40, failed=3)
+    began_sec = time.monotonic()
+    with pytest.MonkeyPatch.context() as clock:
+        clock.setattr(batch_view, "time", SimpleNamespace(monotonic=lambda: began_sec + 100))
+        speed, view = batch_view.Speed(tally), batch_view.OneLine()
+        tally.note({"a": Progress(prompt_tokens=9_000)})
+        view.look(speed)
+        tally.note({"a": Progress(prompt_tokens=9_000, completion_tokens=21_000)})
+        view.look(speed)
+        tally.kept, tally.blocking_row = 160, 1_025
+        view.look(speed)
+        tally.note({}, "40 % of gemma-3-270m-q4_k_m")
+        view.look(speed)
+        view.tell("the server on /run/uma.sock ended: 40 rows wait until a server is back")
+        tally.rows, tally.running, tally.kept = 2_000, 0, 0
+        view.end(speed, is_done=True)
+
+
 def errors() -> None:
     say.complain(
         "/run/user/1000/uma/uma.sock: no server listens there; start one with `uma run --socket PATH --model NAME`, or "
@@ -156,7 +177,9 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize("columns", WIDTHS)
-@pytest.mark.parametrize("show", [models, servers, checks, explained, offers, errors], ids=lambda show: show.__name__)
+@pytest.mark.parametrize(
+    "show", [models, servers, checks, explained, offers, errors, batch], ids=lambda show: show.__name__
+)
 def test_a_screen_is_the_one_in_its_file_and_folds_no_word(
     show: Callable[[], None], columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,11 +190,7 @@ def test_a_screen_is_the_one_in_its_file_and_folds_no_word(
     show()
     monkeypatch.undo()
     os.close(screen.fileno())
-    shown, file = screen.getvalue(), SCREENS / f"{show.__name__}-{columns}.txt"
-    if os.environ.get("TEST_SCREENS") == "write":
-        file.write_text(shown, encoding="utf-8")
-    assert max(map(len, shown.splitlines())) <= columns
-    assert shown == file.read_text(encoding="utf-8")
+    check_screen(show.__name__, columns, screen.getvalue().replace(say.ERASE_LINE, "\n"))
 
 
 def test_settings_on_a_narrow_terminal_are_a_line_each(monkeypatch: pytest.MonkeyPatch) -> None:

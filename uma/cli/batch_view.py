@@ -13,6 +13,7 @@ import trio
 
 from uma.cli import say, words
 from uma.cli.sanitize import sanitize_line
+from uma.cli.table import cell_len
 from uma.jobs import Tally
 
 LINE_SEC = 0.5
@@ -51,8 +52,8 @@ class Speed:
 
     def line(self, columns: int | None = None) -> str:
         """`1,024 of 2,000 rows (51 %) · 40 running · 210 tokens/s · 62 rows/min · 16 min · 3 failed`, and of a row for
-        which many wait `1 running (row 14; 16 wait for it)`; where that is no less than so many `columns`, without how
-        many run, then without the speed, or the other way round where many wait, and then without rows a minute.
+        which many wait `1 running (row 14; 16 wait for it)`. In less than so many `columns` it has what fits, in this
+        order: rows a minute, the speed, and how many run, which comes before the speed where many wait.
         """
         tally, tokens, pace = self.tally, self.tally.completion_tokens, self.rows_per_minute
         running = tally.running - tally.waiting
@@ -72,10 +73,12 @@ class Speed:
             f"{tally.ended_failed:,} failed" if tally.ended_failed else "",
             f"{tally.waiting:,} wait to be asked again" if tally.waiting else "",
         ]
-        for least_needed in (2, 3) if tally.loading else (2, 1, 3) if is_blocked else (1, 2, 3):
-            if columns is not None and len(_joined(parts)) >= columns:
-                parts[least_needed] = ""
-        return _joined(parts)
+        optional = (3, 2) if tally.loading else (3, 1, 2) if is_blocked else (3, 2, 1)
+        shown = ["" if at in optional else part for at, part in enumerate(parts)]
+        for at in optional:
+            wider = [*shown[:at], parts[at], *shown[at + 1 :]]
+            shown = shown if columns is not None and cell_len(_joined(wider)) >= columns else wider
+        return _joined(shown)
 
     def _rows(self) -> str:
         tally = self.tally

@@ -491,7 +491,8 @@ class Chat:
         known = COMMANDS.get(ALIASES.get(name, name))
         if known is None:
             self.n_failed += 1
-            near = nearest(name, COMMANDS.keys() - DESTRUCTIVE) or "; /help tells those there are"
+            harmless = (COMMANDS.keys() - DESTRUCTIVE) | {f"/{field}" for field in SET}
+            near = nearest(name, harmless) or "; /help tells those there are"
             self.view.complain(f"no such command: {name}{near}")
             return
         await self._obey(partial(known.act, self, argument.strip()))

@@ -163,7 +163,7 @@ def with_value(sampling: SamplingParams, name: str, text: str) -> SamplingParams
         changed: dict[str, Any] = {name: value}
         return attrs.evolve(sampling, **changed)
     except ValueError as error:
-        raise UmaError(f"/set {name}: {error}") from None
+        raise UmaError(f"/set {name}: {str(error).removeprefix(f'{name}: ')}") from None
 
 
 def _value_words(chat: Talk, name: str) -> str:
