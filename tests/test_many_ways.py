@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import httpx
 import pytest
 import trio
 from http_server import HttpServer, running_gateway
@@ -127,6 +130,18 @@ def test_a_gateway_has_all_models_by_name(gateway: HttpServer, texts: Mapping[st
     assert loaded["gamma-one"]["size"] > 2**20
     streamed = gateway.ask("POST", "/v1/completions", {"model": "gam", "prompt": PROMPT, "stream": True, **GREEDY})
     assert b"[DONE]" in streamed.body
+
+
+def test_a_gateway_s_live_view_has_each_model_s_own_figures(gateway: HttpServer) -> None:
+    for name, times in (("gamma-one", 1), ("beta", 2)):
+        for _ in range(times):
+            assert gateway.ask("POST", "/v1/completions", {"model": name, "prompt": PROMPT, **GREEDY}).status == 200
+    text = gateway.ask("GET", "/metrics").body.decode()
+    counts = {name: int(count) for name, count in re.findall(r'^uma_ttft_ms_count{model="(.+)"} (\d+)$', text, re.M)}
+    with httpx.stream("GET", f"{gateway.url}/ui/api/live", timeout=PATIENCE_SEC) as stream:
+        frame = json.loads(next(line for line in stream.iter_lines() if line.startswith('data: {"at_ms"'))[6:])
+    told = {model["name"]: model["figures"]["first_token_ms"]["count"] for model in frame["models"]}
+    assert told == {name: counts[name] for name in ("beta", "gamma-one")}
 
 
 def test_a_gateway_loads_and_unloads_and_pulls_nothing(gateway: HttpServer, server: ServerProcess) -> None:
