@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,17 @@ def test_a_path_stands_for_itself(folder: Path) -> None:
     path = folder / "tiny.gguf"
     assert resolve(str(path), {}).path == path
     assert not resolve(str(path), {}).is_builtin
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere file systems refuse such names")
+def test_a_file_whose_name_is_no_utf_8_is_left_out_of_lists_and_refused_by_its_path(folder: Path) -> None:
+    path = folder / os.fsdecode(b"caf\xe9.gguf")
+    write_model(path)
+    listed = [file.name for file in available({"UMA_MODELS": str(folder)})]
+    assert "tiny" in listed
+    assert not [name for name in listed if name.startswith("caf")]
+    with pytest.raises(ModelError, match=r"^'.*caf\\udce9.gguf': the path is no UTF-8; rename the file"):
+        resolve(str(path), {})
 
 
 @pytest.mark.parametrize("name", ["tiny", "tiny.gguf"])

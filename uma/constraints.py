@@ -95,7 +95,7 @@ class Text:
         """Why `value` is not allowed, or None."""
         if (at := value.find("\0")) >= 0:
             return f"holds a NUL character, which no tokenizer takes (character {at + 1:,})"
-        return None if _is_utf8(value) else "holds a lone surrogate, which is no character"
+        return None if is_utf8(value) else "holds a lone surrogate, which is no character"
 
     def __str__(self) -> str:
         return "no NUL"
@@ -194,9 +194,9 @@ class Values:
 
 def _is_json(value: Any) -> bool:
     if isinstance(value, str):
-        return _is_utf8(value)
+        return is_utf8(value)
     if isinstance(value, dict):
-        return all(isinstance(key, str) and _is_utf8(key) for key in value)
+        return all(isinstance(key, str) and is_utf8(key) for key in value)
     if isinstance(value, int):  # bool too
         return -(2**63) <= value < 2**64
     if isinstance(value, float):
@@ -204,7 +204,8 @@ def _is_json(value: Any) -> bool:
     return value is None or isinstance(value, list | tuple | json_text.Number)
 
 
-def _is_utf8(text: str) -> bool:
+def is_utf8(text: str) -> bool:
+    """Whether a text has no lone surrogate, as that of a path has whose bytes are no UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -13,6 +13,7 @@ import attrs
 
 from uma.chat.families import thinking_of
 from uma.config import BUILTIN
+from uma.constraints import is_utf8
 from uma.errors import ModelError, UnknownModel
 from uma.gguf import Glance, glance
 from uma.llama import header
@@ -74,6 +75,8 @@ def resolve(model: str, environ: Mapping[str, str], others: Iterable[str] = ()) 
     """
     if not model.strip():
         raise ModelError("the model's name is empty; name a GGUF file, a model that `uma models` lists, or builtin")
+    if not is_utf8(model):
+        raise ModelError(f"{model!r}: the path is no UTF-8; rename the file, or its folder")
     if model == BUILTIN:
         return ResolvedModel(builtin_path(), is_builtin=True)
     path = Path(model).expanduser()

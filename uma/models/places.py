@@ -15,6 +15,7 @@ from pathlib import Path
 
 import attrs
 
+from uma.constraints import is_utf8
 from uma.llama import header
 
 UMA_MODELS, HUGGING_FACE, LM_STUDIO, OLLAMA = "UMA_MODELS", "Hugging Face", "LM Studio", "Ollama"
@@ -108,11 +109,13 @@ def _ollama_folders(environ: Mapping[str, str]) -> list[Path]:
 
 
 def _gguf_files(folder: Path) -> list[Path]:
-    """Every GGUF file below the folder, but of a split model only the first part, by name."""
+    """Every GGUF file below the folder, but of a split model only the first part, by name. One whose path is no UTF-8
+    is left out: no request and no list could name it.
+    """
     return [
         path
         for path in files_below(folder)
-        if path.suffix.casefold() == ".gguf" and header.part_number(path) in (None, 1)
+        if path.suffix.casefold() == ".gguf" and header.part_number(path) in (None, 1) and is_utf8(str(path))
     ]
 
 
