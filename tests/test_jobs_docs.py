@@ -17,8 +17,11 @@ from harness import PATIENCE_SEC, clean_environ, run_to_end
 PAGE = (Path(__file__).parents[1] / "docs" / "jobs.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^((?:zcat|uma batch) .*?)(?: {2,}#.*)?$", PAGE, re.MULTILINE)
 OVER_HTTP, IN_PYTHON = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-ROW = {"url": "/v1/chat/completions", "body": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}}
-ROWS = [
+ROW: dict[str, object] = {
+    "url": "/v1/chat/completions",
+    "body": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4},
+}
+ROWS: list[dict[str, object]] = [
     {"prompt": "Say hello.", "max_tokens": 4},
     {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4},
     {"custom_id": "a", **ROW},
