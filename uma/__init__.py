@@ -42,38 +42,17 @@ if TYPE_CHECKING:
         ToolCall,
     )
 
-_HOME = {
-    "LLM": "uma.llm",
-    "Completion": "uma.llm",
-    "RequestOutput": "uma.llm",
-    "Client": "uma.client",
-    "connect": "uma.client",
-    "RuntimeConfig": "uma.config",
-    "Engine": "uma.engine",
-    "open_engine": "uma.engine",
-    "BadRequest": "uma.errors",
-    "ConfigError": "uma.errors",
-    "ConnectionLost": "uma.errors",
-    "IdleTimeout": "uma.errors",
-    "ModelError": "uma.errors",
-    "Overloaded": "uma.errors",
-    "PromptTooLarge": "uma.errors",
-    "TemplateError": "uma.errors",
-    "UmaError": "uma.errors",
-    "UnknownModel": "uma.errors",
-    "JobChanged": "uma.jobs.journal",
-    "DecisionQuestion": "uma.types",
-    "Finished": "uma.types",
-    "Grammar": "uma.types",
-    "Message": "uma.types",
-    "Request": "uma.types",
-    "SamplingParams": "uma.types",
-    "Slo": "uma.types",
-    "Source": "uma.types",
-    "Token": "uma.types",
-    "Tool": "uma.types",
-    "ToolCall": "uma.types",
+_NAMES = {
+    "uma.llm": "LLM Completion RequestOutput",
+    "uma.client": "Client connect",
+    "uma.config": "RuntimeConfig",
+    "uma.engine": "Engine open_engine",
+    "uma.errors": "BadRequest ConfigError ConnectionLost IdleTimeout ModelError Overloaded PromptTooLarge "
+    "TemplateError UmaError UnknownModel",
+    "uma.jobs.journal": "JobChanged",
+    "uma.types": "DecisionQuestion Finished Grammar Message Request SamplingParams Slo Source Token Tool ToolCall",
 }
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = [
     "LLM",

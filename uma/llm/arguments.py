@@ -49,6 +49,7 @@ CALL_FIELDS = ("tools", "tool_choice", "parallel_tool_calls", "reasoning")
 """Fields of a request that are given once for all conversations, beside sampling parameters."""
 NO_KEYWORDS = SERVER_ONLY | LOG
 """Settings that an `LLM` has no use for: it serves no other program, and logs as Python's `logging` is set up."""
+EMBED_FIELDS = ("dimensions", "normalize", "fail_on_empty")
 DECISION_FIELDS = tuple(field.name for field in attrs.fields(DecisionRequest))
 KEYWORDS = tuple(field.name for field in attrs.fields(RuntimeConfig) if field.name not in NO_KEYWORDS)
 """Settings of an `LLM`."""
@@ -137,9 +138,7 @@ def state_of(given: str | Conversation | Mapping[str, Any]) -> tuple[Message, ..
 def questions_of(given: str | DecisionQuestion | Iterable[str | DecisionQuestion]) -> list[DecisionQuestion]:
     """Questions as given; a string asks for yes or no. Raises `TypeError` for what is none."""
     expected = "expected a string, which asks for yes or no, or a DecisionQuestion"
-    if isinstance(given, bytes | Mapping) or not isinstance(given, DecisionQuestion | Iterable):
-        raise TypeError(f"questions: {expected}, or a list of these, not {shown(given)}")
-    every = [given] if isinstance(given, str | DecisionQuestion) else list(given)
+    every = listed(given, "questions", f"{expected}, or a list of these", str | DecisionQuestion)
     for index, question in enumerate(every):
         if not isinstance(question, str | DecisionQuestion):
             hint = 'DecisionQuestion.choice("Which?", ["a", "b"]) makes one'
@@ -149,11 +148,7 @@ def questions_of(given: str | DecisionQuestion | Iterable[str | DecisionQuestion
 
 def texts_of(given: str | Iterable[str], name: str, *, hint: str = "") -> list[str]:
     """The texts, each of them a string (`TypeError`, which says `hint` where one is a message or a conversation)."""
-    if isinstance(given, str):
-        return [given]
-    if isinstance(given, bytes | Mapping) or not isinstance(given, Iterable):
-        raise TypeError(f"{name}: expected a string or a list of strings, not {shown(given)}")
-    found = list(given)
+    found = listed(given, name, "expected a string or a list of strings", str)
     for index, text in enumerate(found):
         if not isinstance(text, str):
             hinted = hint if isinstance(text, Message | Mapping) else ""
@@ -169,20 +164,16 @@ def conversations_of(
     later.
     """
     expected = "expected a string, or a list of messages, each a Message or a dict of role and content"
-    if isinstance(given, bytes | Mapping | Message) or not isinstance(given, Iterable):
-        raise TypeError(f"conversations: {expected}, not {shown(given)}")
-    is_alone = isinstance(given, str)
-    every: Any = [given] if is_alone else list(given)
+    every, is_alone = listed(given, "conversations", expected, str), isinstance(given, str)
     if isinstance(every[0], Message | Mapping) if every else is_one:
         every, is_alone = [every], True
     found = []
     for index, conversation in enumerate(every):
-        if isinstance(conversation, bytes | Mapping | Message) or not isinstance(conversation, Iterable):
-            raise TypeError(f"conversations[{index}]: {expected}, not {shown(conversation)}")
-        messages = (Message("user", conversation),) if isinstance(conversation, str) else tuple(conversation)
+        where = "messages" if is_alone else f"conversations[{index}]"
+        is_text = isinstance(conversation, str)
+        messages = (Message("user", conversation),) if is_text else tuple(listed(conversation, where, expected))
         for place, message in enumerate(messages):
             if not isinstance(message, Message | Mapping):
-                where = "messages" if is_alone else f"conversations[{index}]"
                 raise TypeError(f"{where}[{place}]: {expected}, not {shown(message)}")
         found.append(messages)
     return found, is_alone
@@ -192,6 +183,15 @@ def rerank_request(query: str, documents: Iterable[str], top_n: int | None) -> R
     """The request for a ranking. Raises `TypeError` and `BadRequest`."""
     texts = texts_of(documents, "documents")
     return make_request(RerankRequest, id="rerank", query=query, documents=texts, top_n=top_n)
+
+
+def listed(given: Any, where: str, expected: str, one: Any = ()) -> list[Any]:
+    """The items of a list; of a single one, which is of these classes, it alone. Raises `TypeError` for neither."""
+    if isinstance(given, one):
+        return [given]
+    if isinstance(given, str | bytes | Mapping | Message) or not isinstance(given, Iterable):
+        raise TypeError(f"{where}: {expected}, not {shown(given)}")
+    return list(given)
 
 
 def shown(value: Any) -> str:
@@ -206,18 +206,15 @@ def row_fields(row: Any, index: int, for_chat: Mapping[str, Any]) -> dict[str, A
     """
     if isinstance(row, str):
         return {"prompt": row}
-    if isinstance(row, bytes | Mapping | Message) or not isinstance(row, Iterable):
-        raise TypeError(f"rows[{index}]: expected a string, or a list of messages, not {shown(row)}")
-    return {"messages": row, **for_chat}
+    return {"messages": listed(row, f"rows[{index}]", "expected a string, or a list of messages"), **for_chat}
 
 
 def prompt_fields(prompt: str | Conversation) -> dict[str, Any]:
     """A request's field for one prompt or one conversation. `TypeError` for neither, `BadRequest` for a wrong one."""
     if isinstance(prompt, str):
         return {"prompt": prompt}
-    if isinstance(prompt, bytes | Mapping | Message) or not isinstance(prompt, Iterable):
-        raise TypeError(f"prompt: expected a string, or a list of messages, not {shown(prompt)}")
-    return {"messages": make_request(messages_of, given=prompt)}
+    messages = listed(prompt, "prompt", "expected a string, or a list of messages")
+    return {"messages": make_request(messages_of, given=messages)}
 
 
 def make_request(make: Callable[..., T], **fields: Any) -> T:
@@ -345,10 +342,9 @@ def tool_fields(
     if not isinstance(choice, str):
         what = "expected auto, none, required, a tool's name, or OpenAI's dict of a function by name"
         raise TypeError(f"tool_choice: {what}")
-    if isinstance(tools, str | bytes | Mapping) or not isinstance(tools, Iterable):
-        raise TypeError(f"tools: expected a list of Tools, or of dicts as OpenAI has them, not {shown(tools)}")
+    every = listed(tools, "tools", "expected a list of Tools, or of dicts as OpenAI has them")
     return {
-        "tools": tuple(tool_of(tool, f"tools[{index}]") for index, tool in enumerate(tools)),
+        "tools": tuple(tool_of(tool, f"tools[{index}]") for index, tool in enumerate(every)),
         "tool_choice": choice,
         "parallel_tool_calls": is_parallel,
         "reasoning": reasoning,

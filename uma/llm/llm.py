@@ -20,6 +20,7 @@ from uma.client.parts import errors_moved
 from uma.closing import Closing
 from uma.llm.arguments import (
     DECISION_FIELDS,
+    EMBED_FIELDS,
     KEYWORDS,
     Choice,
     Conversation,
@@ -27,6 +28,7 @@ from uma.llm.arguments import (
     check_keywords,
     conversations_of,
     is_fault_of_call,
+    listed,
     make_request,
     params_for,
     prompt_fields,
@@ -283,18 +285,9 @@ class LLM(Closing):
         options = {"dimensions": dimensions, "normalize": normalize, "fail_on_empty": fail_on_empty}
         return array_of(self._loop.call(self._embedded, texts_of(texts, "texts"), options))
 
-    async def aembed(
-        self,
-        texts: str | Iterable[str],
-        *,
-        dimensions: int | None = None,
-        normalize: bool = True,
-        fail_on_empty: bool = False,
-        **unknown: Never,
-    ) -> npt.NDArray[np.float32]:
+    async def aembed(self, texts: str | Iterable[str], **options: Any) -> npt.NDArray[np.float32]:
         """`embed` for asyncio, as `agenerate` is `generate`: cancelling the task ends the work."""
-        check_keywords(unknown, self.aembed)
-        options = {"dimensions": dimensions, "normalize": normalize, "fail_on_empty": fail_on_empty}
+        check_keywords(options.keys() - EMBED_FIELDS, self.aembed, EMBED_FIELDS)
         return array_of(await self._loop.call_async(self._embedded, texts_of(texts, "texts"), options))
 
     async def _embedded(self, texts: Sequence[str], options: Mapping[str, Any]) -> Embedded:
@@ -364,10 +357,7 @@ class LLM(Closing):
 
     def detokenize(self, token_ids: Iterable[int]) -> str:
         """The text of tokens. Special tokens have none; bytes that are not UTF-8 become replacement characters."""
-        if isinstance(token_ids, str | bytes) or not isinstance(token_ids, Iterable):
-            raise TypeError(f"token_ids: expected a list of integers, not {shown(token_ids)}")
-        ids = tuple(token_ids)
-        if not ids:
+        if not (ids := tuple(listed(token_ids, "token_ids", "expected a list of integers"))):
             return ""
         request = make_request(Request, id="detokenize", token_ids=ids)
         return self._loop.call(self._loop.source.tokenize, request).text or ""
