@@ -201,6 +201,9 @@ def test_what_cannot_be_a_batch_is_refused(client: openai.OpenAI) -> None:
     file = client.files.create(file=("rows.jsonl", row), purpose="batch")
     with pytest.raises(openai.BadRequestError, match="not of the endpoint: url: expected /v1/em"):
         client.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
+    file = client.files.create(file=("rows.jsonl", row + b"\n" + row), purpose="batch")
+    with pytest.raises(openai.BadRequestError, match='custom_id: "a" is that of row 1 and of row 2'):
+        client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
 
 
 def test_only_this_user_reads_what_is_kept(client: openai.OpenAI, folder: Path) -> None:

@@ -146,6 +146,15 @@ def test_the_result_of_a_row_that_can_be_no_request_has_the_row_s_own_id() -> No
         assert json.loads(ended.line)["custom_id"] == name
 
 
+@pytest.mark.parametrize("is_csv", [False, True])
+def test_a_row_with_an_earlier_row_s_id_fails_and_tells_both(is_csv: bool) -> None:
+    lines = b'{"custom_id": "a"}\n\n{}\n{"custom_id": "b"}\n{"custom_id": "a"}\n{}\n'
+    table = b"custom_id,x\na,1\n,2\nb,3\na,4\n,5\n"
+    rows = read_rows(io.BytesIO(table if is_csv else lines), is_csv=is_csv)
+    told = 'custom_id: "a" is that of row 1 and of row 4; reword one'
+    assert [row.fault for row in rows] == ["", "", "", told, ""]
+
+
 def test_blank_lines_are_none_and_a_long_row_costs_the_next_nothing() -> None:
     lines = [b'{"prompt": "a"}\r\n', b"\n", b"  \n", b"x" * (2 * MAX_ROW_BYTES + 5) + b"\n", b'{"prompt": "b"}']
     rows = list(read_rows(io.BytesIO(b"".join(lines))))

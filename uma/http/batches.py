@@ -120,9 +120,14 @@ def _count(path: Path, endpoint: str) -> int:
             pass
         file.seek(0)
         try:
-            return sum(1 for _ in read_rows(file, takes_gzip=False))
+            rows = 0
+            for row in read_rows(file, takes_gzip=False):
+                rows += 1
+                if row.fault.startswith("custom_id"):
+                    raise BadRequest.at("input_file_id", row.fault)
         except BadInput as error:
             raise BadRequest.at("input_file_id", f"{error.message}") from None
+        return rows
 
 
 async def listing(gateway: Gateway, http: Exchange) -> None:

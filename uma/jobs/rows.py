@@ -47,6 +47,8 @@ GZIP = b"\x1f\x8b"
 NO_GZIP = "gzip is not supported over HTTP; send the rows uncompressed, or give the file to `uma batch`"
 JUDGED_ROWS = 100
 """Rows that are looked at before a model is loaded for all."""
+MAX_IDS = 250_000
+"""Maximum rows whose `custom_id` no later row can have again: some 25 MB, five times what OpenAI takes in a file."""
 _HOLE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
 
 
@@ -249,9 +251,23 @@ def read_rows(file: IO[bytes], *, is_csv: bool = False, takes_gzip: bool = True)
     inner = gzip.GzipFile(fileobj=_InPieces(file)) if is_compressed else file  # type: ignore[call-overload]
     position = file.tell if is_compressed and file.seekable() else None
     try:
-        yield from _csv_rows(inner, position) if is_csv else _lines(inner, position)
+        known: dict[str, int] = {}
+        for row in _csv_rows(inner, position) if is_csv else _lines(inner, position):
+            yield attrs.evolve(row, fault=row.fault or _shared_id(row, known))
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise BadInput(f"the input's compression is damaged: {error}") from None
+
+
+def _shared_id(row: JobRow, known: dict[str, int]) -> str:
+    """Why results of a row could not be told from an earlier one's; `known` has rows by `custom_id`, and gets this."""
+    with suppress(BadRow):
+        is_named = not isinstance(row.data, bytes) or b'"custom_id"' in row.data
+        given = _object(row.data).get("custom_id") if is_named and row.data else None
+        if given and (first := known.get(str(given))) is not None:
+            return f"custom_id: {_shown(given)} is that of row {first + 1:,} and of row {row.number + 1:,}; reword one"
+        if given and len(known) < MAX_IDS:
+            known[str(given)] = row.number
+    return ""
 
 
 def count_rows(file: IO[bytes]) -> tuple[int, bool]:
