@@ -197,6 +197,12 @@ def test_the_metrics_tell_the_models_apart_and_their_sums_are_the_server_s(serve
     assert snapshot["models"]["beta"]["decode_ms_ewma"] > 0
 
 
+def test_a_model_s_name_is_escaped_in_a_label(tmp_path: Path) -> None:
+    write_model(path := tmp_path / 'a"b\\c.gguf')
+    with short_directory() as place, running_http(place, "--model", str(path)) as server:
+        assert '\numa_requests_total{model="a\\"b\\\\c"} 0\n' in server.ask("GET", "/metrics").body.decode()
+
+
 def test_when_a_model_leaves_its_counters_stay_and_its_gauges_go(server: HttpServer) -> None:
     text_of(complete(server, "beta"))
     before, summed = samples(server), server.process.metrics()

@@ -146,7 +146,10 @@ def array_of(rows: Sequence[array.array[float] | None]) -> npt.NDArray[np.float3
 
 def labelled(request: DecisionRequest, found: Decisions) -> list[Decision]:
     """The decisions, each with its question's labels."""
-    return [attrs.evolve(each, labels=of.labels) for of, each in zip(request.questions, found.answers, strict=True)]
+    return [
+        attrs.evolve(answer, labels=question.labels)
+        for question, answer in zip(request.questions, found.answers, strict=True)
+    ]
 
 
 def failed(prompt: Any, error: UmaError) -> RequestOutput:
