@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import struct
 import sys
@@ -11,6 +12,7 @@ SOL_LOCAL, LOCAL_PEERCRED, LOCAL_PEERPID = 0, 1, 2
 """macOS's `<sys/un.h>`; Python has no names for them."""
 CREDENTIALS = "3i"
 """Linux's `struct ucred`: process, user, group."""
+INTERPRETER = re.compile(r"(python|node|ruby|perl|php|bun)[\d.]*")
 XUCRED, XUCRED_BYTES = "II", 76
 """The beginning of macOS's `struct xucred`: version, user."""
 
@@ -38,6 +40,18 @@ def program_of(pid: int | None) -> str:
         return "" if pid is None else Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
     except OSError:
         return ""
+
+
+def script_of(pid: int) -> str:
+    """The name of the script or module that a process runs; empty where it is no interpreter's, or not known."""
+    try:
+        interpreter, *words = Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")
+    except OSError:
+        return ""
+    if not INTERPRETER.fullmatch(Path(interpreter).name) or not words:
+        return ""
+    script = words[1] if words[0] == "-m" and len(words) > 1 else words[0]
+    return "" if script.startswith("-") else Path(script).name
 
 
 def uid_of_peer(sock: socket.socket) -> int | None:

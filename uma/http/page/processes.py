@@ -10,7 +10,7 @@ import trio
 from uma.http.exchange import Exchange
 from uma.http.gateway import PART, Gateway
 from uma.http.local_user import ends_of
-from uma.net.peer import program_of
+from uma.net.peer import program_of, script_of
 from uma.net.tcp_peer import Address, ends_at, pids_of
 from uma.types import Activity, RunningRequest
 
@@ -22,12 +22,21 @@ REST = 20
 """Minimum time until the next look, in times that the last one took."""
 
 
+@attrs.frozen
+class _Process:
+    """A process at the other end of a connection."""
+
+    pid: int
+    script: str
+    program: str
+
+
 @attrs.define(eq=False)
 class Processes:
     """Processes that the requests of one gateway come from. Trio thread."""
 
     gateway: Gateway
-    _known: dict[Ends, int | None] = attrs.field(factory=dict, init=False)
+    _known: dict[Ends, _Process | None] = attrs.field(factory=dict, init=False)
     """The process at each connection; None: unknown."""
     _rests_until: float = attrs.field(default=0.0, init=False)
 
@@ -41,10 +50,10 @@ class Processes:
         if unknown and self.gateway.tasks is not None and trio.current_time() >= self._rests_until:
             self._rests_until = math.inf
             self.gateway.tasks.start_soon(self._look_up, unknown)
-        pids = {id: self._known.get(ends) for id, ends in connections.items()}
+        processes = {id: self._known.get(ends) for id, ends in connections.items()}
         nameless = {id for id, http in exchanges.items() if http is not None and not http.header(b"user-agent")}
         running, waiting = (
-            tuple(_with_pid(each, pids.get(each.id), is_nameless=each.id in nameless) for each in part)
+            tuple(_with_process(each, processes.get(each.id), is_nameless=each.id in nameless) for each in part)
             for part in (activity.running, activity.waiting)
         )
         return attrs.evolve(activity, running=running, waiting=waiting)
@@ -60,16 +69,22 @@ class Processes:
         return None if found is None else found.exchange
 
 
-def _with_pid(request: RunningRequest, pid: int | None, *, is_nameless: bool) -> RunningRequest:
-    """A request with its process in its `origin`, and the program's name where it gives itself none."""
-    if pid is None:
+def _with_process(request: RunningRequest, process: _Process | None, *, is_nameless: bool) -> RunningRequest:
+    """A request with its process in its `origin`, and its script: programs of one library give themselves one name.
+    What gives itself none has the program's.
+    """
+    if process is None:
         return request
-    name = program_of(pid) if is_nameless else ""
-    return attrs.evolve(request, origin=" · ".join(part for part in (name, request.origin, f"pid {pid}") if part))
+    name = process.script or (process.program if is_nameless else "")
+    before = "" if name.lower() in request.origin.lower() else name
+    return attrs.evolve(
+        request, origin=" · ".join(part for part in (before, request.origin, f"pid {process.pid}") if part)
+    )
 
 
-def _look(connections: list[Ends]) -> dict[Ends, int | None]:
+def _look(connections: list[Ends]) -> dict[Ends, _Process | None]:
     """Look for processes, in a thread: files are read, of the system and of all processes."""
     ends = dict(zip(connections, ends_at(connections), strict=True))
     pids = pids_of({end for end in ends.values() if end is not None})
-    return {each: None if end is None else pids.get(end) for each, end in ends.items()}
+    known = {pid: _Process(pid, script_of(pid), program_of(pid)) for pid in set(pids.values())}
+    return {each: None if end is None or end not in pids else known[pids[end]] for each, end in ends.items()}

@@ -158,6 +158,8 @@ interface RunningRequest {
   computed_tokens: number;
   generated_tokens: number;
   age_ms: number;
+  /** Time from arrival to the first token, once there is one. */
+  ttft_ms?: number | null;
   is_preempted: boolean;
   /** Why nothing of it is computed now: `slot`, `cells`, `prefix`, `prompt`, `reader`, or empty. */
   waits_for?: string;
@@ -276,7 +278,7 @@ interface Draft {
 interface Own {
   /** Of an answer of this page's. */
   title?: string;
-  stop(): void;
+  stop(): Promise<void> | void;
   hurry?: () => void;
   /** How it has ended, in words. */
   howEnded?: () => Promise<string>;

@@ -152,6 +152,11 @@ async function write(text) {
   }
 }
 
+/** Set a text, where it is another one: the same would undo what is marked in it. @param {Element} element @param {string} text */
+export function say(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
 /** Offer a file to be saved. @param {string} name @param {string} text @param {string} [type] */
 export function download(name, text, type = "application/json") {
   const url = URL.createObjectURL(new Blob([text], { type }));
@@ -170,7 +175,7 @@ export function loaded(percent) {
   return percent < 99 ? `${percent} %` : "warming up";
 }
 
-/** A time for people: `85 ms`, `1.2 s`. @param {number} ms */
+/** A time for people, in seconds: `0.08 s`, `1.2 s`, `40 s`. @param {number} ms */
 export function duration(ms) {
-  return ms < 1_000 ? `${number(ms)} ms` : `${number(ms / 1_000, ms < 10_000 ? 1 : 0)} s`;
+  return `${number(ms / 1_000, ms < 1_000 ? 2 : ms < 10_000 ? 1 : 0)} s`;
 }
