@@ -14,7 +14,7 @@ const READ_MS = 2_000;
 const MAX_ENDED = 5;
 /** Rows of requests that have ended go after this time: below all others, where nothing moves, and between them. */
 const LINGER_MS = { below: 8_000, between: 60_000 };
-/** Of those of which nothing is computed yet so many are shown: the next to begin, and one's own. */
+/** Of those without a slot so many are shown: the next to begin, and one's own. */
 const MAX_WAITING = 5;
 const GONE = 404;
 /** As many tokens as make a tick of full height. */
@@ -37,11 +37,6 @@ const QUEUED = new Map([
   ["cells", "The KV cache has no space for its prompt yet."],
   ["adapters", "Other LoRA adapters have their turn."],
 ]);
-
-/** Whether something of it was computed, though it may wait now. @param {RunningRequest} request */
-function isBegun({ waits_for, is_preempted, computed_tokens, cached_tokens, generated_tokens }) {
-  return !(waits_for || is_preempted) || computed_tokens > cached_tokens || generated_tokens > 0;
-}
 
 /** Who asks: its user, its key, or else its program, and not by which door. @param {string} origin As the server tells it: program, key, user, door, process. */
 function whoOf(origin) {
@@ -266,13 +261,11 @@ export class Lanes {
     return { shown: shown.length, all: scene.all.size + untold };
   }
 
-  /** All that were begun, one's own, and the first few others; what is shown stays. @param {Scene} scene */
+  /** All that have a slot, one's own, and the first few others; what is shown stays. @param {Scene} scene */
   shownOf(scene) {
     const has = new Set(this.rows.flatMap(({ endedAt, request }) => (endedAt ? [] : [request.id])));
     let left = MAX_WAITING - scene.queue.filter(({ id }) => has.has(id)).length;
-    return [...scene.running, ...scene.queue].filter(
-      (each) => isBegun(each) || has.has(each.id) || left-- > 0 || this.own(each.id)?.title,
-    );
+    return [...scene.running, ...scene.queue.filter(({ id }) => has.has(id) || left-- > 0 || this.own(id)?.title)];
   }
 
   /** @param {RunningRequest} request @param {number} now */

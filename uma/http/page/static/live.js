@@ -221,5 +221,5 @@ function wordsOf({ figures, models }, most) {
   const time = every && waiting && !loading ? [`The last one begins in about ${duration(1_000 * Math.ceil((waiting * every) / 1_000))}.`] : [];
   const bound = most && waiting && running >= most && !models.length ? [`At most ${number(most)} run at once (--max-sequences).`] : [];
   const load = loading ? [`${number(loading)} for a model to load.`] : [];
-  return [`${number(running)} running, ${number(waiting)} waiting`, [...load, ...time, ...bound].join(" ")];
+  return [`${number(running)} running${waiting ? `, ${number(waiting)} waiting` : ""}`, [...load, ...time, ...bound].join(" ")];
 }

@@ -1,0 +1,172 @@
+"""The rows of the live view: where they stand, by keyboard and by ear, in a real browser that is given its frames."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from http_server import HttpServer
+from page_browser import Visitor, violations, visitor
+from playwright.sync_api import Browser, Page, expect
+
+from uma.net.peer import script_of
+
+FEED = """
+const real = fetch;
+window.begun = new Promise((begin) => { window.begin = begin; });
+window.fetch = (url, how) => {
+    if (!url.url?.endsWith("/live")) return real(url, how);
+    const coder = new TextEncoder();
+    const start = (control) => {
+        window.feed = async (name, data) => {
+            control.enqueue(coder.encode(`event: ${name}\\ndata: ${JSON.stringify(data)}\\n\\n`));
+            for (let left = 3; left > 0; left--) await new Promise(requestAnimationFrame);
+        };
+        begin();
+    };
+    const headers = { "content-type": "text/event-stream" };
+    return Promise.resolve(new Response(new ReadableStream({ start }), { headers }));
+};
+window.shifts = [];
+new PerformanceObserver((list) => shifts.push(...list.getEntries().map(({ value }) => value)))
+    .observe({ type: "layout-shift", buffered: true });
+"""
+"""For before the page's own script: frames are what the test gives, and layout shifts are kept."""
+MOST_SHIFT = 0.01
+"""A tenth of what counts as good on the web."""
+FIGURES: dict[str, Any] = {
+    **dict.fromkeys(("running", "waiting_interactive", "waiting_normal", "waiting_background"), 0),
+    **dict.fromkeys(("written_per_sec", "read_per_sec"), 12.0),
+    **dict.fromkeys(("cached_share", "first_token_ms", "between_tokens_ms", "slot_every_ms")),
+}
+METRICS = {"tokens_generated_total": 40, "prefill_tokens_total": 900, "kv_cells_used": 90, "kv_cells_total": 900}
+
+
+def frame(at: int, running: str, waiting: str = "", **figures: Any) -> dict[str, Any]:
+    """A frame in which these requests run and wait, each named by a letter; capitals are written, others are read."""
+
+    def request(name: str) -> dict[str, Any]:
+        done = 5 if name.isupper() else 0
+        number = ord(name.lower())
+        tokens = {
+            "prompt_tokens": 50,
+            "cached_tokens": 0,
+            "computed_tokens": 50 if done else 9,
+            "generated_tokens": done,
+        }
+        origin = f"report.py · Python-urllib/3.11 · chat/completions · pid {number}"
+        return {
+            "id": f"id-{name.lower()}",
+            "number": number,
+            "priority": 0,
+            "age_ms": 9_000.0,
+            "origin": origin,
+            **tokens,
+        }
+
+    counts = {"running": len(running), "waiting_normal": len(waiting)}
+    queue = [request(each) | {"waits_for": "slot", "computed_tokens": 0} for each in waiting]
+    return {
+        "at_ms": 250 * at,
+        "figures": FIGURES | counts | figures,
+        "metrics": METRICS | {"requests_total": at},
+        "models": [],
+        "activity": {"running": [request(each) for each in running], "waiting": queue, "waiting_normal": len(waiting)},
+    }
+
+
+def feed(page: Page, *frames: dict[str, Any]) -> None:
+    """Show these, one after the other, each for as long as the browser takes to draw it."""
+    for each in frames:
+        page.evaluate("frame => feed('frame', frame)", each)
+
+
+@pytest.fixture
+def fed(browser: Browser, http_server: HttpServer) -> Iterator[Visitor]:
+    """The live view in a window whose frames are given by `feed`."""
+    with visitor(browser, http_server.url, height=900) as one:
+        one.page.add_init_script(FEED)
+        one.visit("#live")
+        one.page.evaluate("begun")
+        yield one
+        # The browser's own lines about requests that the server knows nothing of.
+        one.problems = [each for each in one.problems if "404" not in each]
+
+
+@pytest.mark.parametrize("width", [360, 768, 1200])
+def test_nothing_moves_while_requests_come_and_go(fed: Visitor, width: int) -> None:
+    page = fed.page
+    page.set_viewport_size({"width": width, "height": 900})
+    feed(page, frame(1, ""))
+    page.evaluate("() => { shifts.length = 0; }")
+    times = {"first_token_ms": {"count": 900, "last": 9_000.0, "p50": 3_100.0, "p95": 12_000.0, "p99": 14_000.0}}
+    feed(page, frame(2, "a"), frame(3, "abc"), frame(4, "ABc", "defg", slot_every_ms=4_000.0))
+    feed(page, frame(5, "BCd", "efgh", **times), frame(15, "CDe", "fgh", cached_share=0.4), frame(20, "De", "fg"))
+    assert page.locator(".lane").count() > 5
+    assert page.evaluate("shifts.reduce((sum, each) => sum + each, 0)") <= MOST_SHIFT
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert violations(page) == []
+
+
+def test_rows_are_walked_by_keys_and_a_row_that_ends_keeps_the_focus(fed: Visitor) -> None:
+    page = fed.page
+    feed(page, frame(1, "ab", "c"))
+    page.evaluate("feed('own', { ids: ['id-a', 'id-b', 'id-c'] })")
+    feed(page, frame(2, "ab", "c"))
+    row = page.locator(".lane")
+    row.first.locator("summary").focus()
+    page.keyboard.press("ArrowDown")
+    expect(row.nth(1).locator("summary")).to_be_focused()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowDown")  # there is none below the last
+    expect(row.nth(2).locator("summary")).to_be_focused()
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("Enter")
+    expect(row.nth(1).locator(".lane-more")).to_be_visible()
+    expect(row.nth(1).locator(".lane-more")).to_contain_text("request id-b")
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("button", name="End report.py · Python-urllib/3.11 #98")).to_be_focused()
+    assert row.nth(1).locator(".icon-button").evaluate("each => getComputedStyle(each).outlineStyle") != "none"
+    feed(page, frame(3, "a", "c"), frame(30, "acde"), frame(400, "acde"))
+    # It is looked at, so no other request has its place.
+    expect(row.nth(1).locator("summary")).to_be_focused()
+    expect(row.nth(1).locator(".lane-of")).to_have_text("#98")
+    assert violations(page) == []
+
+
+def test_what_happens_is_told_to_screen_readers_and_not_each_time_that_it_changes(fed: Visitor) -> None:
+    page = fed.page
+    feed(page, frame(1, "ab", "c"), frame(2, "abc"), frame(3, "ab", "cd"), frame(4, "a"))
+    expect(page.locator("#live-words")).to_have_text("1 running")
+    assert page.locator("#announcer p").all_inner_texts() == ["2 running, 1 waiting"]
+
+
+def test_the_end_of_a_request_that_has_ended_meanwhile_is_said(fed: Visitor) -> None:
+    page = fed.page
+    page.evaluate("feed('own', { ids: ['id-a', 'id-b'] })")
+    feed(page, frame(1, "ab"))
+    end = page.get_by_role("dialog").get_by_role("button", name="End request")
+    page.get_by_role("button", name="#97").click()
+    end.click()  # the server knows none of this id
+    expect(page.locator(".toast")).to_contain_text("#97 had already ended.")
+    page.get_by_role("button", name="Dismiss").click()
+    page.get_by_role("button", name="#98").click()
+    feed(page, frame(2, "a"))
+    end.click()
+    expect(page.locator(".toast")).to_contain_text("#98 had already ended.")
+    expect(page.locator(".lane.is-over .lane-state")).not_to_have_text("ended by you")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+def test_a_script_is_named_by_its_file_and_code_on_the_command_line_by_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "nightly_report.py"
+    file.write_text("print('ready', flush=True); input()\n")
+    for words, name in (([str(file)], file.name), (["-c", file.read_text()], "")):
+        with subprocess.Popen([sys.executable, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+            assert script_of(process.pid) == name
+            process.communicate(b"\n")
