@@ -907,6 +907,7 @@ def test_a_chat_s_screen_is_the_one_in_its_file(columns: int, coding: ServerProc
         terminal.type("/help\r")
         wait_for_prompt(terminal)
         tell(terminal, "/model", "coder.gguf")
+        tell(terminal, "/model such", "this server has only coder;")
         tell(terminal, "/tempreature 1", "did you mean /temperature?")
         tell(terminal, "/set top_p 7", "/set top_p: 7.0 must be from 0 to 1")
         shown = terminal.text.strip() + "\n"

@@ -63,6 +63,12 @@ def test_a_text_that_cannot_be_asked_about_is_an_error_of_its_own(
     assert table[2].endswith("fox\t\t\t\t\tE_LIMIT_PROMPT_TOO_LARGE")
 
 
+def test_a_text_in_the_place_of_the_file_is_told_where_texts_are_given(decide: RunInProcess) -> None:
+    done = decide(*ASKED, "buy now")
+    assert done.returncode == 2
+    assert "buy now: No such file or directory; give a line each, in a file" in done.stderr.decode()
+
+
 def test_a_terminal_has_the_table_in_columns_and_texts_that_are_cut_say_so(
     server: ServerProcess, tmp_path: Path
 ) -> None:

@@ -235,7 +235,7 @@ async def _shown(runner: Runner, options: argparse.Namespace, interrupts: Interr
         return 128 + (stopped.stopped_by or signal.SIGINT)
     if tally.failed:
         view.tell(_failed(tally))
-        view.tell(f"their lines in {options.output} say why; --only-failed tries them again, once that is mended")
+        view.tell(f"the line of each in {options.output} says why; --only-failed tries again, once that is mended")
     return 1 if tally.failed else 0
 
 

@@ -45,7 +45,7 @@ def read_texts(arguments: Sequence[str], file: Path | None, advice: str) -> list
         raise ConfigError(f"--file {file}: texts came as arguments too; give either")
     for argument in filter(_is_file, arguments):
         say.note(f"{argument}: the name of the file is the text; --file {argument} reads what is in it")
-    texts = list(arguments) or _lines(file)
+    texts = list(arguments) or _lines(file, advice)
     if not texts:
         raise ConfigError(f"there is no text; {advice}")
     return texts
@@ -58,13 +58,14 @@ def _is_file(text: str) -> bool:
         return False
 
 
-def _lines(file: Path | None) -> list[str]:
+def _lines(file: Path | None, advice: str) -> list[str]:
     if file is None and sys.stdin.isatty():
         say.note("reading texts from the keyboard, a line each; Ctrl-D on a line of its own ends them")
     try:
         data = sys.stdin.buffer.read() if file is None else file.read_bytes()
     except OSError as error:
-        raise ConfigError(f"{file}: {error.strerror}" if file is not None else str(error)) from None
+        where = "standard input" if file is None else file
+        raise ConfigError(f"{where}: {error.strerror}; {advice}") from None
     try:
         lines = data.decode().split("\n")
     except UnicodeDecodeError as error:

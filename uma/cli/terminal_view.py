@@ -18,6 +18,7 @@ from uma.cli.editor import Editor
 from uma.cli.markdown import LiveMarkdown
 from uma.cli.sanitize import sanitize
 from uma.cli.source import LOOK_SEC
+from uma.cli.table import wrapped
 from uma.cli.terminal import SilentTyping
 from uma.cli.view import ChatView, Look, ShownAnswer
 from uma.errors import UmaError
@@ -41,10 +42,14 @@ class TerminalView(ChatView):
         return cls(Console(highlight=False), lines, SilentTyping(sys.stdin.fileno()))
 
     def tell(self, text: str) -> None:
-        self.console.print(Text(sanitize(text), style="dim"))
+        self._print(text, "dim")
 
     def complain(self, text: str) -> None:
-        self.console.print(Text(sanitize(text), style="red"))
+        self._print(text, "red")
+
+    def _print(self, text: str, style: str) -> None:
+        lines = (part for line in sanitize(text).split("\n") for part in wrapped(line, self.console.width))
+        self.console.print(Text("\n".join(lines), style=style))
 
     def listing(self, rows: Sequence[tuple[str, str]]) -> None:
         grid = Table.grid(padding=(0, 2))
