@@ -103,7 +103,7 @@ class RuntimeConfig:
         "--model alone, and where that is not given either all that are here",
     )
     memory: Annotated[int, Range(0)] = setting(
-        0, "maximum that all of --models together take; 0: 70 % of what is free at the start", "MiB"
+        0, "maximum that all models, or --model alone, take; 0: of several 70 % of what is free at the start", "MiB"
     )
     idle_unload: Annotated[float, Range(-1)] = setting(
         -1.0,
