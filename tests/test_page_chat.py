@@ -117,6 +117,8 @@ def test_a_conversation_from_question_to_figures(here: Visitor) -> None:
     expect(more).to_be_hidden()
     figures.hover()
     expect(more).to_be_visible()
+    told = more.bounding_box()
+    assert told and told["y"] >= view["y"]  # below the figures, where the page has no space above them
     name = page.locator("#model").inner_text()
     for word in ("tokens/s", "to the first token", "prompt tokens from the cache", f"{name} · "):
         expect(figures).to_contain_text(word)

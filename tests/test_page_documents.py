@@ -69,7 +69,7 @@ def test_the_text_of_documents_is_what_the_model_is_given(here: Visitor) -> None
             scan_pdf=pdf(),
             chinese_pdf=pdf("狐狸在睡觉。", font=CHINESE),
             cut_pdf=b"%PDF-1.7\n",
-            cut_docx=archive(word__document=WORD)[:-30],
+            cut_docx=archive(word__document=WORD)[:100],
             odd_docx=archive(word__document=WORD.replace("&#8211;", "&#x7fffffff;")),
             den_odt=archive(content="<x/>"),
         )
@@ -151,7 +151,7 @@ def test_what_is_dragged_over_the_page_is_framed_where_it_goes(here: Visitor) ->
     expect(page.locator("#attached .file")).to_have_count(1)
 
 
-def test_the_font_of_formulas_is_loaded_where_there_is_one(here: Visitor) -> None:
+def test_libraries_are_loaded_where_a_text_needs_them(here: Visitor) -> None:
     page = here.visit().page
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
@@ -163,7 +163,16 @@ def test_the_font_of_formulas_is_loaded_where_there_is_one(here: Visitor) -> Non
         await document.fonts.ready;
     }"""
     page.evaluate(show, "No formula.")
-    assert not [url for url in asked if url.endswith(".woff2")]
+    assert not [url for url in asked if "vendor" in url]
+    page.evaluate(show, "`code` and\n\n    code of no language")
+    assert not [url for url in asked if "vendor" in url]
     page.evaluate(show, "$x^2$")
-    page.wait_for_function("document.fonts.check('1em \"STIX Two Math\"')")
-    assert [url for url in asked if url.endswith(".woff2")] == [f"{here.url}/ui/vendor/stix-two-math.woff2"]
+    expect(page.locator("math")).to_have_count(1)
+    page.evaluate("async () => { await document.fonts.ready; }")
+    own = f"{here.url}/ui/vendor"
+    assert [url for url in asked if "vendor" in url] == [f"{own}/temml.mjs", f"{own}/stix-two-math.woff2"]
+    page.evaluate(show, "```python\npass\n```")
+    expect(page.locator(".hljs-keyword")).to_have_text("pass")
+    page.evaluate(show, "$y$\n\n```python\nbreak\n```")
+    expect(page.locator(".hljs-keyword")).to_have_text(["pass", "break"])
+    assert [url for url in asked if "vendor" in url][2:] == [f"{own}/highlight.mjs"]  # each once

@@ -194,6 +194,58 @@ def test_a_system_prompt_can_be_that_of_new_chats(here: Visitor) -> None:
         page.keyboard.press("Escape")
 
 
+def test_a_schema_that_is_no_json_is_kept_with_its_line(here: Visitor) -> None:
+    page = here.visit().page
+    field, fault = page.get_by_label("JSON Schema"), page.locator("#set-json_schema-fault")
+    page.get_by_role("button", name="Settings", exact=True).click()
+    for text, words in (
+        ('{"type": "object",\n "required": }', "Not set: line 2 is no JSON: Unexpected token '}'."),
+        ('{"type": "object",\n\n "required": [}', "Not set: line 3 is no JSON: Unexpected token '}'."),
+        ('{"type":\n 1,}', "Not set: line 2 is no JSON: Expected double-quoted property name."),
+        ('{"type":\n', "Not set: line 2 is no JSON: Unexpected end of JSON input."),
+        ("[]", "Not set: it must be an object, as {“type”: …}."),
+    ):
+        field.fill(text)
+        expect(fault).to_have_text(words)
+    field.fill('{"type":\n}')
+    page.keyboard.press("Escape")
+    expect(page.locator("#chips")).to_have_text("schema not set")
+    here.ask("What is UMA?")
+    here.wait_for_answer()
+    page.reload()
+    page.locator("#chips").click()
+    expect(field).to_have_value('{"type":\n}')
+    expect(fault).to_have_text("Not set: line 2 is no JSON: Unexpected token '}'.")
+    field.fill("")
+    page.keyboard.press("Escape")
+    expect(page.locator("#chips")).to_have_text("Settings")
+
+
+def test_a_queued_question_waits_until_one_of_several_answers_is_chosen(here: Visitor) -> None:
+    page = here.visit().page
+    page.get_by_role("button", name="Settings", exact=True).click()
+    page.get_by_label("Answers at once").fill("2")
+    page.get_by_label("Max tokens").fill("30")
+    page.keyboard.press("Escape")
+    queued = page.get_by_role("list", name="Queued questions")
+    here.ask("Tell me a story about a fox")
+    here.ask("And then?")
+    here.wait_for_answer(2)
+    cards = page.locator(".compared article")
+    expect(queued).to_contain_text("Waits until you choose an answer And then?")
+    expect(cards.locator(".goes-on")).to_have_text("The chat goes on from here.")
+    expect(cards.last.locator(".goes-on")).to_be_visible()
+    assert violations(page) == []
+    page.get_by_label("Message", exact=True).focus()
+    first = cards.first.locator(".blocks").inner_text()
+    with page.expect_request("**/ui/api/answers") as sent:
+        cards.first.get_by_role("button", name="Use this one").click()
+    assert messages(sent.value)[1]["content"].strip() == first.strip()
+    assert messages(sent.value)[2]["content"] == "And then?"
+    expect(queued).to_be_hidden()
+    expect(page.get_by_role("group", name="Version 1 of 2")).to_be_visible()
+
+
 def test_presets_several_answers_and_a_schema_reach_the_server(here: Visitor) -> None:
     page = here.visit().page
     page.get_by_role("button", name="Settings", exact=True).click()
@@ -201,7 +253,7 @@ def test_presets_several_answers_and_a_schema_reach_the_server(here: Visitor) ->
     page.get_by_label("Answers at once").fill("2")
     page.get_by_label("Max tokens").fill("60")
     page.get_by_label("JSON Schema").fill("{")
-    expect(page.locator("#set-json_schema-fault")).to_have_text("Not set: it is no JSON object.")
+    expect(page.locator("#set-json_schema-fault")).to_contain_text("Not set: line 1 is no JSON: Expected property name")
     schema = {
         "type": "object",
         "properties": {"a": {"type": "boolean"}},

@@ -180,3 +180,42 @@ def test_a_click_on_the_title_renames_and_the_menu_goes_by_arrow_keys(here: Visi
     expect(items.first).to_be_focused()
     page.keyboard.press("Escape")
     expect(menu).to_be_focused()
+
+
+def test_common_keys_begin_a_chat_copy_the_answer_and_hide_the_list(here: Visitor) -> None:
+    page = here.visit().page
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    toast = page.locator(".toast")
+    page.keyboard.press("Control+Shift+C")
+    expect(toast).to_have_text("There is no answer to copy yet.")
+    here.ask("What is UMA?")
+    said = here.wait_for_answer()
+    page.keyboard.press("Control+Shift+C")
+    expect(toast).to_have_text("The last answer is copied.")
+    assert page.evaluate("navigator.clipboard.readText()") == said
+    page.keyboard.press("Control+Shift+S")
+    expect(page.locator("#sidebar")).to_be_hidden()
+    assert violations(page) == []
+    here.visit()
+    expect(page.locator("#sidebar")).to_be_hidden()
+    page.get_by_role("button", name="Show the list of conversations").click()
+    expect(page.locator("#sidebar")).to_be_visible()
+    page.locator(".conversation").click()
+    expect(page.locator("article")).to_have_count(2)
+    page.keyboard.press("Control+Shift+O")
+    expect(page.locator("article")).to_have_count(0)
+    expect(page.get_by_label("Message", exact=True)).to_be_focused()
+    page.set_viewport_size({"width": 360, "height": 640})
+    for shown in (True, False):
+        page.keyboard.press("Control+Shift+S")
+        expect(page.locator("#sidebar")).to_be_visible(visible=shown)
+    # Each is told where what it does is told.
+    page.keyboard.press("Control+K")
+    page.keyboard.type("chat")
+    expect(page.get_by_role("option", name="New chat Ctrl Shift O")).to_be_visible()
+    page.keyboard.press("Escape")
+    page.keyboard.press("Control+/")
+    keys = page.get_by_role("dialog", name="Keyboard shortcuts")
+    expect(keys.get_by_text("Copy the last answer")).to_be_visible()
+    page.keyboard.press("Control+Shift+O")  # a dialog lies over all else
+    expect(keys).to_be_visible()

@@ -50,6 +50,7 @@ PARTS = (
     *("\\(", "\\)", "\\[", "\\]", "$", "$$", "x_1_2", "\\[\n", "\\]\n", "$$\n"),
     '~~~html"onclick=alert(1)\n',
     *("<br>", "<sub>", "</sub>", "<kbd onclick=alert(1)>", "[^1]", "[^1]: note\n", "- [x] done\n", "[a](b.md)"),
+    *("<b>", "</b>", "<details>\n", "<summary>more</summary>\n", "</details>\n", "<details><summary>b</summary>\n"),
     *("<tool_call>", "</tool_call>", '{"name": "f", "arguments": {}}', "\\begin{align}\n", "\\end{align}"),
 )
 markdown = st.lists(st.sampled_from(PARTS) | st.text(max_size=5), max_size=40).map("".join)
@@ -68,7 +69,7 @@ TEX = (
 HTML_TAGS = {
     *("p", "h3", "h4", "h5", "h6", "blockquote", "hr", "br", "ul", "ol", "li"),
     *("pre", "code", "span", "strong", "em", "s", "a", "table", "thead", "tbody", "tr", "th", "td"),
-    *("details", "summary", "sub", "sup", "kbd"),
+    *("details", "summary", "sub", "sup", "kbd", "b", "i", "u", "del", "ins", "mark", "small"),
 }
 OWN_TAGS = {"div", "button", "svg", "use"}
 """What the page itself puts around code and tables."""
@@ -77,6 +78,8 @@ OWN_ATTRIBUTES = {"class", "dir", "tabindex", "role", "aria-label", "aria-hidden
 SCRIPT = """async () => {
     const { Blocks } = await import("/ui/blocks.js");
     const { Markdown } = await import("/ui/markdown.js");
+    const [{ temml }, { highlighter }] = await Promise.all([import("/ui/formulas.js"), import("/ui/colours.js")]);
+    await Promise.all([temml.load(), highlighter.load()]);
     window.hacked = 0;
     window.alert = () => (window.hacked += 1);
     window.fresh = () => {
@@ -260,6 +263,15 @@ def test_a_reference_that_comes_last_holds_for_what_was_before(shown: Page) -> N
     [
         ("one<br>two H<sub>2</sub>O", "sub", "2"),
         ("Press <kbd>Ctrl</kbd>", "kbd", "Ctrl"),
+        ("A <b>bold</b> and <I>slanted</I> word", "b + i", "slanted"),
+        ("A Vec<b> of n < b", "p:not(:has(b))", "A Vec<b> of n < b"),
+        ("<details>\n<summary>More <b>here</b></summary>\n\n- one\n\n</details>\n\nAfter", "details > ul", "one"),
+        (
+            "Text\n<details><summary>More</summary>\n\nStill open\n\n- one",
+            "p + details, div + div > details",
+            "Still open",
+        ),
+        ("No part ends.\n</details>", "p", "No part ends. </details>"),
         ("- [ ] buy milk\n- [x] feed the fox", "li.task + li.task", "☑ feed the fox"),
         ("A claim.[^1]\n\n[^1]: https://a.b/c", "p + p, .block + .block p", "1 https://a.b/c"),
         ("See[^x]: it is so.", "p", "Seex: it is so."),

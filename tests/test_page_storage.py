@@ -425,6 +425,22 @@ def test_anthropic_s_messages_are_imported_with_their_calls_and_results(here: Vi
     here.wait_for_answer()
 
 
+def test_a_result_beside_words_is_folded_in_the_question(here: Visitor) -> None:
+    page = here.visit().page
+    page.locator("#model").wait_for()
+    parts = [{"type": "tool_result", "content": "5 °C"}, {"type": "text", "text": "Is that cold?"}]
+    file = [
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "content": "I look."},
+        {"role": "user", "content": parts},
+    ]
+    choose_text(page, json.dumps(file))
+    bubble = page.locator(".bubble").last
+    expect(bubble.locator("details.call summary")).to_have_text("Tool result")
+    expect(bubble).to_contain_text("Is that cold?")
+    expect(bubble).not_to_contain_text("tool_response")
+
+
 def test_notices_of_one_topic_take_each_others_place_and_can_be_closed(here: Visitor) -> None:
     page = here.visit().page
     toast = page.locator(".toast")

@@ -91,6 +91,8 @@ interface Settings {
   system: string;
   priority: -1 | 0 | 1;
   sampling: Sampling;
+  /** A JSON Schema as it was typed, while it is no JSON. */
+  unread?: string;
   /** How many are asked for at once; one, where nothing is said. */
   answers?: number;
   /** Off: a model that thinks is asked to answer at once. */
@@ -259,6 +261,8 @@ interface Actions {
   /** Show all answers to its question, side by side. */
   compare(message: Message): void;
   isCompared(message: Message): boolean;
+  /** Whether the conversation, as it is shown, goes on from it. */
+  goesOn(message: Message): boolean;
   /** A new chat. */
   begin(): void;
   /** Most of what the model was given for this answer stands before the question. */

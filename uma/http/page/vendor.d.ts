@@ -1,4 +1,4 @@
-/** What the page's script uses of the libraries in static/vendor, each of which is one global name. */
+/** What the page's script uses of the libraries in static/vendor, each of which is one global name, or loaded where it is needed. */
 
 declare namespace markdown {
   interface Token {
@@ -23,6 +23,8 @@ declare namespace markdown {
   interface StateBlock {
     src: string;
     line: number;
+    level: number;
+    env: Env;
     blkIndent: number;
     bMarks: number[];
     eMarks: number[];
@@ -68,14 +70,14 @@ declare const DOMPurify: {
   sanitize(html: string): DocumentFragment | string;
 };
 
-declare const temml: {
+interface Temml {
   render(source: string, into: Element, options: object): void;
-};
+}
 
-declare const hljs: {
+interface Highlighter {
   getLanguage(name: string): object | undefined;
   highlight(code: string, options: { language: string; ignoreIllegals: boolean }): { value: string };
-};
+}
 
 interface Window {
   /** Where the browser has it: what strings have to pass before they can be code. */

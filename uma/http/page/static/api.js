@@ -45,9 +45,7 @@ let wasAway = false;
 
 /** Be told when another window of this browser has been given a key, or has forgotten it. @param {() => void} run */
 export function watchKey(run) {
-  addEventListener("storage", ({ key }) => {
-    if (key === KEY || key === null) run();
-  });
+  addEventListener("storage", ({ key }) => (key === KEY || key === null) && run());
 }
 
 /**

@@ -47,14 +47,11 @@ export function labelOf({ name, text, tokens }, most = Infinity) {
 
 /** Show `files` in `list`. @param {HTMLElement} list @param {Attachment[]} files @param {(file: Attachment) => void} remove @param {number} [most] As for `labelOf`. */
 export function showFiles(list, files, remove, most) {
-  const items = files.map((file) =>
-    h(
-      "li",
-      { class: file.image ? "file is-picture" : "file", title: file.name },
-      ...(file.image ? [thumbnail(file)] : labelOf(file, most)),
-      iconButton("x", `Remove ${file.name}`, () => remove(file), "small"),
-    ),
-  );
+  const items = files.map((file) => {
+    const label = file.image ? [thumbnail(file)] : labelOf(file, most);
+    const away = iconButton("x", `Remove ${file.name}`, () => remove(file), "small");
+    return h("li", { class: file.image ? "file is-picture" : "file", title: file.name }, ...label, away);
+  });
   list.replaceChildren(...items);
   list.hidden = !items.length;
 }

@@ -1,15 +1,15 @@
 /** The one place where HTML becomes part of the page: blocks of Markdown, sanitized. */
 
-import { colour } from "./colours.js";
-import { copy, h, icon, number } from "./dom.js";
-import { typeset } from "./formulas.js";
+import { colour, highlighter } from "./colours.js";
+import { copy, h, iconButton, number } from "./dom.js";
+import { temml, typeset } from "./formulas.js";
 import { Markdown } from "./markdown.js";
 import { morph } from "./morph.js";
 
 DOMPurify.setConfig({
   ALLOWED_TAGS: [
     ...["p", "h3", "h4", "h5", "h6", "blockquote", "hr", "br", "ul", "ol", "li", "pre", "code", "span", "strong", "em", "s"],
-    ...["details", "summary", "sub", "sup", "kbd", "a", "table", "thead", "tbody", "tr", "th", "td", "#text"],
+    ...["details", "summary", "sub", "sup", "kbd", "b", "i", "u", "del", "ins", "mark", "small", "a", "table", "thead", "tbody", "tr", "th", "td", "#text"],
   ],
   ALLOWED_ATTR: ["href", "title", "start", "class", "data-language"],
   ADD_URI_SAFE_ATTR: ["start", "data-language"],
@@ -25,6 +25,8 @@ DOMPurify.addHook("afterSanitizeAttributes", (node) => {
   node.setAttribute("rel", "noopener noreferrer nofollow");
 });
 
+/** What tells a block that needs a library. @type {[RegExp, import("./library.js").Library<any>][]} */
+const NEEDS = [[/<span class="formula"/, temml], [/<code data-language="[^"]/, highlighter]];
 /** For so long at a stretch blocks are made of a text that is complete: thousands of formulas take seconds. */
 const MOST_MS = 200;
 /** So many formulas of one block are typeset. */
@@ -42,8 +44,11 @@ export class Blocks {
     /** @type {string[]} */
     this.shown = [];
     this.markdown = new Markdown();
+    this.isWhole = false;
     /** Nothing is to be done for the text that is shown. */
     this.isFinal = false;
+    /** Libraries that it waits for. @type {Promise<void> | undefined} */
+    this.loading = undefined;
   }
 
   /** Where it takes long, what is missing is made when it is called again. @param {string} text @param {boolean} isWhole Nothing comes after it. */
@@ -53,6 +58,9 @@ export class Blocks {
     else this.markdown.grow(text);
     const began = performance.now();
     const { blocks } = this.markdown;
+    this.isWhole = isWhole;
+    this.load(blocks);
+    if (this.loading && !this.shown.length && this.element.hasChildNodes()) return; // a kept text is laid out once
     const parts = [...this.element.children];
     let fresh = 0;
     const made = blocks.findIndex((html, index) => {
@@ -68,8 +76,19 @@ export class Blocks {
     });
     for (const part of parts.slice(blocks.length)) part.remove();
     this.numberNotes();
-    this.isFinal = isWhole && made < 0;
+    this.isFinal = isWhole && made < 0 && !this.loading;
     this.shown = made < 0 ? blocks : [...blocks.slice(0, made), ...this.shown.slice(made, blocks.length)];
+  }
+
+  /** Load what these need, and show them again with it: until then formulas stand as they are written. @param {string[]} blocks */
+  load(blocks) {
+    const lacking = NEEDS.filter(([sign, library]) => !library.isTried && blocks.some((html) => sign.test(html)));
+    if (!lacking.length || this.loading) return;
+    this.loading = Promise.all(lacking.map(([, library]) => library.load())).then(() => {
+      this.loading = undefined;
+      this.shown = this.shown.map(() => "");
+      this.show(this.markdown.text, this.isWhole);
+    });
   }
 
   /** Marks of footnotes, and where these are told. @param {string} which @returns {NodeListOf<HTMLElement>} */
@@ -108,12 +127,7 @@ function dress(block) {
     pre.tabIndex = 0;
     pre.setAttribute("role", "region");
     pre.setAttribute("aria-label", language ? `Code in ${language}` : "Code");
-    const button = h(
-      "button",
-      { type: "button", class: "copy-code", "aria-label": "Copy the code", title: "Copy the code" },
-      icon("copy"),
-    );
-    button.addEventListener("click", () => copy(button, code.textContent ?? ""));
+    const button = iconButton("copy", "Copy the code", () => copy(button, code.textContent ?? ""), "copy-code");
     const frame = h("div", { class: "code", dir: "ltr" }); // whatever language surrounds it
     pre.replaceWith(frame);
     frame.append(h("div", { class: "code-bar" }, h("span", {}, language || "text"), button), pre);

@@ -1,5 +1,7 @@
 /** A model's call of a tool, which it has written into its text: a folded block with the tool's name. So is a result. */
 
+import { parsed } from "./local.js";
+
 const OPEN = /^<tool_(call|response)>/;
 /** In a call that is no JSON, or not yet. */
 const NAME = /"name"\s*:\s*"([^"]{1,100})"|<function=([^>]{1,100})>/;
@@ -18,12 +20,8 @@ export function foldCalls(parser) {
 
 /** Whether a code block is a call. @param {string} content */
 export function isCall(content) {
-  try {
-    const { name, arguments: given, parameters = given } = JSON.parse(content);
-    return typeof name === "string" && typeof parameters === "object";
-  } catch {
-    return false;
-  }
+  const { name, arguments: given, parameters = given } = parsed(content) ?? {};
+  return typeof name === "string" && typeof parameters === "object";
 }
 
 /** One that is not closed (yet) goes on to the end. @param {markdown.StateBlock} state @param {number} start @param {number} end @param {boolean} silent */

@@ -1,6 +1,6 @@
 /** The chat: which conversation is shown, what is asked in it, and the answers that are being written anywhere. */
 
-import { announce, arrange, byId, DOUBLE_CLICK_MS, h, rebuild, toast } from "./dom.js";
+import { announce, arrange, button, byId, DOUBLE_CLICK_MS, h, rebuild, toast } from "./dom.js";
 import { AnswerView, edit, nameModelsOnce, question, spokenEnd } from "./message.js";
 import { Run } from "./run.js";
 import { mark } from "./search.js";
@@ -108,6 +108,10 @@ export class Chat {
     return run?.isOver ? undefined : run; // one that is over is still being saved
   }
 
+  get newestFirst() {
+    return [...this.conversations].sort((a, b) => b.updated - a.updated);
+  }
+
   /** Ids of the conversations in which an answer is being written. */
   get answering() {
     return new Set([...this.runs.values()].map(({ home }) => home.id));
@@ -121,9 +125,9 @@ export class Chat {
     this.pickUp(this.current);
   }
 
-  /** From now on the conversation that is shown is held with this model. @param {string} model */
-  setModel(model) {
-    this.current.model = model;
+  /** Change the conversation that is shown, from now on. @param {Partial<Pick<Conversation, "model" | "settings">>} changes */
+  change(changes) {
+    Object.assign(this.current, changes);
     void this.save(this.current);
     this.does.onChange();
   }
@@ -145,6 +149,16 @@ export class Chat {
     show(home, /** @type {string} */ (parent));
     if (home === this.current) this.render();
     if (home.leaf !== parent) this.does.over(home); // else with what the other window is about to tell
+  }
+
+  /** The last one that is shown and has text. */
+  get lastAnswer() {
+    return branch(this.current).findLast(({ role, text }) => role === "assistant" && text);
+  }
+
+  /** Whether the conversation ends with several answers of which none was chosen. @param {Conversation} conversation */
+  isUndecided({ messages, leaf }) {
+    return leaf !== null && this.actions.isCompared(messages[leaf]);
   }
 
   editLast() {
@@ -207,13 +221,6 @@ export class Chat {
     if (conversation === this.current) this.open();
   }
 
-  /** @param {Settings} settings */
-  setSettings(settings) {
-    this.current.settings = settings;
-    if (this.conversations.includes(this.current)) void this.save(this.current);
-    this.does.onChange();
-  }
-
   /** @param {Conversation} conversation @param {Parameters<typeof store.save>[1]} [options] @returns {Promise<boolean>} As of `store.save`. */
   async save(conversation, options) {
     if (!this.hasStore || !this.conversations.includes(conversation)) return true;
@@ -270,9 +277,7 @@ export class Chat {
 
   /** From now on the oldest turns make way where the context is full. @param {Settings["truncation"]} truncation */
   outgrow(truncation) {
-    this.current.settings.truncation = truncation;
-    void this.save(this.current);
-    this.does.onChange();
+    this.change({ settings: { ...this.current.settings, truncation } });
   }
 
   /** @param {Conversation} conversation @param {Message} message @param {Record<string, unknown>} [body] @param {Message} [next] The question, where it was queued: of several windows one goes on. */
@@ -361,7 +366,7 @@ export class Chat {
 
   /** What a message's view is built for. @param {Message} message @param {Message[]} siblings */
   versionsOf(message, siblings) {
-    return [this.actions.isCompared(message), ...siblings.map(({ id }) => id)].join();
+    return [this.actions.isCompared(message) && (this.actions.goesOn(message) ? "chosen" : "beside"), ...siblings.map(({ id }) => id)].join();
   }
 
   /** @param {Message} message @param {Message[]} siblings */
@@ -374,12 +379,13 @@ export class Chat {
   }
 
   /** Show a message of this conversation, and where it has these words. @param {string} id @param {string[]} words */
-  reveal(id, words) {
+  async reveal(id, words) {
     this.isAtEnd = false;
     show(this.current, id);
     this.render();
     const view = this.views.get(this.current.messages[id]);
     if (!this.runs.has(id)) view?.answer?.blocks.show(this.current.messages[id].text, true);
+    await view?.answer?.blocks.loading;
     view?.element.querySelector(".is-folded")?.classList.remove("is-folded");
     if (view) mark(view.element, words);
   }
@@ -418,6 +424,7 @@ export class Chat {
       toast("A new chat with the messages up to here.");
     },
     isCompared: ({ role, parent }) => role === "assistant" && parent !== null && parent === this.compared,
+    goesOn: (message) => branch(this.current).includes(message),
     compare: ({ parent }) => {
       this.compared = parent;
       this.render();
@@ -427,6 +434,7 @@ export class Chat {
       show(this.current, id);
       void this.save(this.current);
       this.render();
+      this.does.over(this.current); // what is queued has waited for the choice
       const shown = this.thread.querySelector(`[data-id="${id}"] .versions button:not(:disabled)`);
       if (shown instanceof HTMLElement) shown.focus();
     },
@@ -448,10 +456,7 @@ export class Chat {
     const texts = this.does.suggestions();
     const shown = [...list.children].map((each) => each.textContent);
     if (texts.join() === shown.join()) return;
-    const ideas = texts.map((text) =>
-      h("button", { type: "button", class: "idea", onclick: () => this.send(text, []) }, text),
-    );
-    list.replaceChildren(...ideas);
+    list.replaceChildren(...texts.map((text) => button(text, () => this.send(text, []), "idea")));
   }
 
   /** Render finished answers that are still shown as plain text, the last one first; between them the page does what else there is. */
@@ -467,6 +472,7 @@ export class Chat {
           continue;
         }
         view.blocks.show(view.message.text, true);
+        await view.blocks.loading;
         if (this.isAtEnd) this.goToEnd();
       }
   }

@@ -2,6 +2,10 @@
  * long for them, and a long block is coloured several times a second while it grows. Nothing else can come of its HTML. */
 
 import { h } from "./dom.js";
+import { Library } from "./library.js";
+
+/** @type {Library<Highlighter>} */
+export const highlighter = new Library("highlight.mjs");
 
 /** Longer code has no colours. */
 const MAX_CHARS = 32_768;
@@ -11,8 +15,8 @@ const ENTITIES = { "&amp;": "&", "&lt;": "<", "&gt;": ">", "&quot;": '"', "&#x27
 /** @param {Element} code @param {string} language A name that highlight.js may not know. */
 export function colour(code, language) {
   const text = code.textContent ?? "";
-  if (!hljs.getLanguage(language) || text.length > MAX_CHARS) return;
-  const { value } = hljs.highlight(text, { language, ignoreIllegals: true });
+  if (!highlighter.own?.getLanguage(language) || text.length > MAX_CHARS) return;
+  const { value } = highlighter.own.highlight(text, { language, ignoreIllegals: true });
   /** The spans that are open. @type {(Element | DocumentFragment)[]} */
   const open = [document.createDocumentFragment()];
   for (const [, name, end, words] of value.matchAll(/<span class="([\w -]+)">|(<\/span>)|([^<]+|<)/g)) {

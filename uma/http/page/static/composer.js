@@ -35,7 +35,7 @@ export class Composer {
     /** The one whose message this is; none before the first is shown. @type {{id: string, isNew: boolean} | undefined} */
     this.conversation = undefined;
     this.drafts = new Drafts(() => this.writing);
-    this.isAnswering = false;
+    this.isAnswering = this.isUndecided = false;
     this.queue = byId("queued", HTMLUListElement);
     this.clickedAt = -Infinity;
     this.maxBytes = MAX_TEXT_BYTES;
@@ -74,10 +74,7 @@ export class Composer {
   }
 
   act() {
-    if (this.isAnswering) {
-      this.does.stop();
-      return;
-    }
+    if (this.isAnswering) return this.does.stop();
     if (!this.hasSome || this.reading) return;
     const { text, files } = this.draft;
     this.fill({ text: "", files: [] });
@@ -144,6 +141,7 @@ export class Composer {
       const [row, part] = copyOf("queued-row");
       const words = [draft.text, ...draft.files.map(({ name }) => name)].filter(Boolean).join(" · ");
       row.title = part("what").textContent = words;
+      if (this.isUndecided) part("when").textContent = "Waits until you choose an answer";
       const act = (/** @type {string} */ name, /** @type {string} */ label, /** @type {() => void} */ run) => {
         part(name).setAttribute("aria-label", `${label} “${words}”`);
         part(name).onclick = () => {
@@ -183,10 +181,11 @@ export class Composer {
     return [[isNew ? "" : id, this.draft]];
   }
 
-  /** Whether the button stops or sends. @param {boolean} isAnswering */
-  setAnswering(isAnswering) {
-    const wasAnswering = this.isAnswering;
-    this.isAnswering = isAnswering;
+  /** Whether the button stops or sends. @param {boolean} isAnswering @param {boolean} isUndecided What is queued waits until the person has chosen an answer. */
+  setAnswering(isAnswering, isUndecided) {
+    const [wasAnswering, wasUndecided] = [this.isAnswering, this.isUndecided];
+    Object.assign(this, { isAnswering, isUndecided });
+    if (isUndecided !== wasUndecided) this.showQueue();
     // A button that is disabled loses the focus.
     if (!isAnswering && document.activeElement === this.button) this.focus();
     if (this.button.classList.toggle("is-stop", isAnswering) !== wasAnswering) {

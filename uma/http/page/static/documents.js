@@ -2,6 +2,7 @@
  * Each is bounded in time and size: a file can be made to be neither read nor given up. */
 
 import { textOf } from "./attachments.js";
+import { addressOf } from "./library.js";
 
 /** A PDF that takes longer to be read is given up. */
 const READ_MS = 30_000;
@@ -9,10 +10,8 @@ const READ_MS = 30_000;
 const MAX_XML_BYTES = 20_000_000;
 /** So many tags the sanitizer looks at in a second. */
 const MAX_TAGS = 100_000;
-/** In an archive's end, the place of its list of files is told; a comment of so many bytes can follow. */
-const MAX_COMMENT_BYTES = 65_535;
-const [END, ENTRY, LOCAL] = [0x06054b50, 0x02014b50, 0x04034b50];
-const DEFLATED = 8;
+/** An archive is unpacked in parts of so many bytes, each of which can become a thousand times as large. */
+const PART_BYTES = 16_384;
 /** Tags that begin a line, in a page. */
 const LINES =
   /<\/?(?:address|article|aside|blockquote|br|dd|div|dl|dt|figcaption|figure|footer|form|h[1-6]|header|hr|li|main|nav|ol|p|pre|section|table|tr|ul)\b/gi;
@@ -41,21 +40,19 @@ export async function readFile(file) {
   return /\.x?html?$/i.test(file.name) || file.type === "text/html" ? textOfHtml(text) : text;
 }
 
-/** @param {string} name */
-const library = (name) => new URL(`./vendor/${name}`, import.meta.url).href;
 /** The only address that a worker is made of. */
-const policy = window.trustedTypes?.createPolicy("documents", { createScriptURL: () => library("pdf.worker.mjs") });
+const policy = window.trustedTypes?.createPolicy("documents", { createScriptURL: () => addressOf("pdf.worker.mjs") });
 
 /** @param {ArrayBuffer} data */
 async function textOfPdf(data) {
-  const { getDocument, PDFWorker } = await import(library("pdf.mjs"));
-  const address = /** @type {string} */ (policy?.createScriptURL("") ?? library("pdf.worker.mjs"));
+  const { getDocument, PDFWorker } = await import(addressOf("pdf.mjs"));
+  const address = /** @type {string} */ (policy?.createScriptURL("") ?? addressOf("pdf.worker.mjs"));
   const port = new Worker(address, { type: "module" });
   const late = new Promise((_, reject) =>
     setTimeout(() => reject(new Unreadable("Reading it takes too long.")), READ_MS),
   );
   try {
-    return await Promise.race([pagesOf(getDocument({ data, worker: PDFWorker.create({ port }), cMapUrl: library("cmaps/") })), late]);
+    return await Promise.race([pagesOf(getDocument({ data, worker: PDFWorker.create({ port }), cMapUrl: addressOf("cmaps/") })), late]);
   } catch (error) {
     if (error instanceof Unreadable) throw error;
     const isLocked = error instanceof Error && error.name === "PasswordException";
@@ -89,36 +86,23 @@ async function textOfWord(data) {
   }).join("");
 }
 
-/** One file of an archive as text; null where there is none of this name. @param {ArrayBuffer} data @param {string} name */
+/** One file of an archive as text; null where there is none of this name. @param {ArrayBuffer} data @param {string} name @returns {Promise<string | null>} */
 async function unpacked(data, name) {
-  const zip = new DataView(data);
-  let end = zip.byteLength - 22;
-  for (const first = end - MAX_COMMENT_BYTES; zip.getUint32(end, true) !== END; end--)
-    if (end <= first) throw new RangeError("an archive without an end");
-  let at = zip.getUint32(end + 16, true);
-  for (let left = zip.getUint16(end + 10, true); left > 0 && zip.getUint32(at, true) === ENTRY; left--) {
-    const [method, size] = [zip.getUint16(at + 10, true), zip.getUint32(at + 20, true)];
-    const [named, extra, comment] = [28, 30, 32].map((place) => zip.getUint16(at + place, true));
-    if (new TextDecoder().decode(new Uint8Array(data, at + 46, named)) === name) {
-      const local = zip.getUint32(at + 42, true);
-      if (zip.getUint32(local, true) !== LOCAL) throw new RangeError("a file that is not where it is listed");
-      const start = local + 30 + zip.getUint16(local + 26, true) + zip.getUint16(local + 28, true);
-      const stored = new Blob([data.slice(start, start + size)]).stream();
-      return wholeText(method === DEFLATED ? stored.pipeThrough(new DecompressionStream("deflate-raw")) : stored);
-    }
-    at += 46 + named + extra + comment;
-  }
-  return null;
-}
-
-/** @param {ReadableStream<Uint8Array>} stream */
-async function wholeText(stream) {
+  const { Unzip, UnzipInflate } = await import(addressOf("fflate.mjs"));
   const decoder = new TextDecoder();
-  let [text, size] = ["", 0];
-  for await (const part of stream) {
-    if ((size += part.length) > MAX_XML_BYTES) throw new RangeError("a file that is too large");
-    text += decoder.decode(part, { stream: true });
-  }
+  /** @type {[string | null, number]} */
+  let [text, size] = [null, 0];
+  const zip = new Unzip((/** @type {any} */ file) => {
+    if (file.name !== name) return;
+    file.ondata = (/** @type {Error | null} */ error, /** @type {Uint8Array} */ part) => {
+      if (error || (size += part.length) > MAX_XML_BYTES) throw error ?? new RangeError("a file that is too large");
+      text = (text ?? "") + decoder.decode(part, { stream: true });
+    };
+    file.start();
+  });
+  zip.register(UnzipInflate);
+  for (let at = 0; at < data.byteLength; at += PART_BYTES)
+    zip.push(new Uint8Array(data.slice(at, at + PART_BYTES)), at + PART_BYTES >= data.byteLength);
   return text;
 }
 

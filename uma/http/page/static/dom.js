@@ -46,6 +46,11 @@ export function icon(name) {
   return svg;
 }
 
+/** A button that is words. @param {string} label @param {() => void} onclick @param {string} [kind] Its class. */
+export function button(label, onclick, kind = "button") {
+  return h("button", { type: "button", class: kind, onclick }, label);
+}
+
 /** A button that is an icon, with its name for screen readers. @param {string} name @param {string} label @param {() => void} onClick @param {string} [more] Further classes. */
 export function iconButton(name, label, onClick, more = "") {
   return h("button", { type: "button", class: `icon-button ${more}`, "aria-label": label, title: label, onclick: onClick }, icon(name));
@@ -80,9 +85,8 @@ export function arrange(part, children) {
   const focused = document.activeElement;
   const wanted = new Set(children);
   for (const each of [...part.children]) if (!wanted.has(each)) each.remove();
-  children.forEach((child, index) => {
+  for (const [index, child] of children.entries())
     if (part.children[index] !== child) part.insertBefore(child, part.children[index] ?? null);
-  });
   // What is moved loses the focus.
   if (focused instanceof HTMLElement && part.contains(focused)) focused.focus({ preventScroll: true });
 }
@@ -104,11 +108,8 @@ export function toast(text, action, topic = text) {
   const box = h("div", { class: "toast", "data-action": action?.label, "data-topic": topic }, h("span", {}, text));
   const close = () => box.remove();
   if (action) {
-    const run = () => {
-      close();
-      action.run();
-    };
-    box.append(h("button", { type: "button", class: "link-button", onclick: run }, action.label));
+    const run = () => (close(), action.run());
+    box.append(button(action.label, run, "link-button"));
   }
   box.append(iconButton("x", "Dismiss", close, "small"));
   byId(byId("live-view", HTMLElement).hidden ? "toasts" : "live-toasts", HTMLElement).append(box);
@@ -121,16 +122,16 @@ export function clearToasts(topic) {
   for (const each of document.querySelectorAll(`.toast${which}`)) each.remove();
 }
 
-/** Copy to the clipboard, and show on the button that it happened. @param {HTMLElement} button @param {string} text */
+/** Copy to the clipboard, and show on the button that it happened. @param {HTMLElement} button @param {string} text @returns {Promise<boolean>} Whether it did. */
 export async function copy(button, text) {
-  if (!(await write(text))) {
-    toast("The browser blocks copying: select the text and copy it by hand.");
-    return;
-  }
-  announce("Copied");
+  const isCopied = await write(text);
+  if (isCopied) announce("Copied");
+  else toast("The browser blocks copying: select the text and copy it by hand.");
+  if (!isCopied) return false;
   const use = button.querySelector("use");
   use?.setAttribute("href", "#i-check");
   setTimeout(() => use?.setAttribute("href", "#i-copy"), 1_500);
+  return true;
 }
 
 /** @param {string} text @returns {Promise<boolean>} Whether it is in the clipboard. */

@@ -2,6 +2,7 @@
  * other window's: two of them would overwrite each other's. Where the browser keeps nothing, it lasts as long as the
  * page. */
 
+import { parsed } from "./local.js";
 import { isAttachment } from "./pictures.js";
 
 const KEY = "uma.drafts";
@@ -54,8 +55,7 @@ export function joined(drafts) {
 /** @returns {[string, Draft][]} */
 function kept() {
   try {
-    const found = JSON.parse(sessionStorage.getItem(KEY) ?? "[]");
-    return found.filter(isEntry);
+    return (parsed(sessionStorage.getItem(KEY)) ?? []).filter(isEntry);
   } catch {
     return [];
   }

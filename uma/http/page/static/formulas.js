@@ -1,6 +1,11 @@
 /** Formulas in Markdown: `\(…\)`, `\[…\]`, `$…$` and `$$…$$`. Markdown would take their backslashes and underscores for
  * its own, so the parser leaves them as they are written, as the text of a span, which is typeset at the end. */
 
+import { Library } from "./library.js";
+
+/** @type {Library<Temml>} */
+export const temml = new Library("temml.mjs");
+
 /** The end of a formula in brackets is sought no further: there can be thousands that are never closed. */
 const MAX_CHARS = 4_096;
 /** Largest sizes that a formula can ask for, in em and in points: none covers what is around it. */
@@ -33,11 +38,11 @@ export function typeset(formula) {
   const isBare = BARE.test(source);
   const displayMode = isBare || source.startsWith("$$") || source.startsWith("\\[");
   const ends = isBare ? 0 : source.startsWith("$") && !displayMode ? 1 : 2;
-  if (source.length > MAX_CHARS) return;
+  if (source.length > MAX_CHARS || !temml.own) return;
   const how = { displayMode, throwOnError: true, trust: false, maxSize: MAX_SIZE };
   try {
     const math = document.createElement("span");
-    temml.render(source.slice(ends, source.length - ends), math, how);
+    temml.own.render(source.slice(ends, source.length - ends), math, how);
     formula.replaceChildren(...math.childNodes);
   } catch {
     // Not only Temml's own errors: of what is no formula it also raises others (`x^<` a TypeError, deep brackets a RangeError).
@@ -79,13 +84,9 @@ function isFormula(inner) {
   return /^\d+[a-z]$/.test(inner) || !/^\d|\s/.test(inner);
 }
 
-/**
- * A paragraph that begins with a formula of several lines, whatever block its lines would begin otherwise. It ends with
+/** A paragraph that begins with a formula of several lines, whatever block its lines would begin otherwise. It ends with
  * the formula's last line. A formula that is not closed (yet) ends as a paragraph does: what is a block of its own does
- * not depend on what comes later.
- *
- * @param {markdown.StateBlock} state @param {number} start @param {number} end @param {boolean} silent
- */
+ * not depend on what comes later. @param {markdown.StateBlock} state @param {number} start @param {number} end @param {boolean} silent */
 function block(state, start, end, silent) {
   const first = lineOf(state, start);
   const closer = DISPLAYED[first.slice(0, 2)] ?? bareEnd(first);
@@ -113,6 +114,6 @@ function endsBefore(state, line) {
 }
 
 /** @param {markdown.StateBlock} state @param {number} line */
-function lineOf(state, line) {
+export function lineOf(state, line) {
   return state.src.slice(state.bMarks[line] + state.tShift[line], state.eMarks[line]);
 }

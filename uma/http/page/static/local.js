@@ -26,6 +26,15 @@ export function kept(name) {
   }
 }
 
+/** What a text says as JSON; undefined where it is none. @param {string | null} text @returns {any} */
+export function parsed(text) {
+  try {
+    return JSON.parse(text ?? "");
+  } catch {
+    return undefined;
+  }
+}
+
 /** @param {string} name @param {string | null} value Null: forget it. */
 export function keep(name, value) {
   try {

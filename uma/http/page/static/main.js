@@ -4,9 +4,9 @@ import { ApiError, ask, currentKey, faultOfKey, onContact, onUnauthorized, setKe
 import { Chat } from "./chat.js";
 import { Composer } from "./composer.js";
 import { listenForDecisions } from "./decide.js";
-import { announce, byId, clearToasts, download, h, icon, number, toast } from "./dom.js";
+import { announce, button, byId, copy, clearToasts, download, h, icon, number, toast } from "./dom.js";
 import { LiveView } from "./live.js";
-import { keep, kept, tellLosses } from "./local.js";
+import { keep, kept, parsed, tellLosses } from "./local.js";
 import { Palette } from "./palette.js";
 import { Picker } from "./picker.js";
 import { exportJson, exportMarkdown, ImportError, importJson } from "./reading.js";
@@ -42,12 +42,8 @@ let isRouted = false;
 /** The settings that were chosen last, for new conversations. @returns {Settings} */
 function defaults() {
   const fresh = { ...structuredClone(DEFAULTS), system: kept(SYSTEM_KEY) ?? "" };
-  try {
-    const last = JSON.parse(kept(SETTINGS_KEY) ?? "null");
-    return last?.sampling ? { ...readSettings(last), system: fresh.system } : fresh;
-  } catch {
-    return fresh;
-  }
+  const last = parsed(kept(SETTINGS_KEY));
+  return last?.sampling ? { ...readSettings(last), system: fresh.system } : fresh;
 }
 
 function suggestions() {
@@ -79,7 +75,7 @@ const palette = new Palette();
 const picker = new Picker({
   choose: (name) => {
     keep(MODEL_KEY, name);
-    chat.setModel(name);
+    chat.change({ model: name });
     composer.focus();
   },
   changed: () => palette.show(),
@@ -103,17 +99,13 @@ function refresh() {
   heading.textContent = title;
   composer.show(chat.current.id, !chat.conversations.includes(chat.current));
   document.title = `${title} · UMA`;
-  composer.setAnswering(Boolean(chat.runOf()));
+  composer.setAnswering(Boolean(chat.runOf()), chat.isUndecided(chat.current));
   const chosen = summary(chat.current.settings);
   // What a press has hit must be there at its release.
   const words = chosen || "Settings";
   if (composer.chips.textContent !== words) composer.chips.replaceChildren(icon("tune"), h("span", {}, words));
   composer.chips.setAttribute("aria-label", `Settings: ${chosen || "the defaults"}`);
-  sidebar.render(
-    [...chat.conversations].sort((a, b) => b.updated - a.updated),
-    chat.current.id,
-    chat.answering,
-  );
+  sidebar.render(chat.newestFirst, chat.current.id, chat.answering);
   byId("menu", HTMLButtonElement).hidden = isLive || !chat.conversations.includes(chat.current);
   byId("open-settings", HTMLElement).hidden = isLive;
   byId("live-dot", HTMLElement).hidden = !chat.answering.size;
@@ -130,7 +122,7 @@ function sendNext(home) {
   const last = home.leaf ? home.messages[home.leaf] : undefined;
   const isRunning = Boolean(last?.token);
   if (!isRunning && !last?.done && !last?.isStopped) composer.giveBack(home.id);
-  const next = isRunning ? undefined : composer.next(home.id);
+  const next = isRunning || chat.isUndecided(home) ? undefined : composer.next(home.id);
   if (next) chat.send(next.text, next.files, home, true);
   else refresh();
 }
@@ -171,12 +163,10 @@ async function count(text) {
 
 /** Search for anything: conversations by what was said in them, models, actions. */
 function search() {
-  if (document.querySelector("dialog[open]")) return;
   sidebar.show(false);
   palette.open("Search conversations, models and actions", (text) => {
     const words = wordsOf(text);
-    const found = [...chat.conversations]
-      .sort((a, b) => b.updated - a.updated)
+    const found = chat.newestFirst
       .flatMap((each) => find(each, words) ?? [])
       .slice(0, words.length ? MAX_FOUND : FEW)
       .map(({ conversation, id, snippet }) => ({
@@ -185,7 +175,7 @@ function search() {
         note: snippet,
         run: () => {
           go(`#c/${conversation.id}`);
-          if (id) chat.reveal(id, words);
+          if (id) void chat.reveal(id, words);
           composer.focus();
         },
       }));
@@ -194,20 +184,22 @@ function search() {
   });
 }
 
-/** @returns {Entry[]} */
+/** What can be done, each with its keys, if any. @returns {Entry[]} */
 function actions() {
   const isKept = chat.conversations.includes(chat.current);
   const own = isKept ? acts(chat.current.id).map(({ label, run }) => ({ label: `This conversation: ${label.toLowerCase()}`, run: () => run(null) })) : [];
   const click = (/** @type {string} */ id) => () => byId(id, HTMLElement).click();
   return [
-    { label: "New chat", run: begin },
+    { label: "New chat", state: "Ctrl Shift O", run: begin },
+    { label: "Copy the last answer", state: "Ctrl Shift C", run: copyLast },
+    { label: "Show or hide the list of conversations", state: "Ctrl Shift S", also: "sidebar", run: () => sidebar.toggle() },
     { label: "Choose a model", run: chooseModel },
     { label: "Settings", also: "system prompt instructions sampling temperature priority presets key", run: editSettings },
     { label: "Live view", run: click("tab-live") },
     { label: "Chat", run: click("tab-chat") },
     { label: "Decide about a text", run: click("decide") },
-    { label: "Keyboard shortcuts", also: "keys help ?", run: showKeys },
-    { label: "Change theme", also: "dark light colours mode", run: click("theme") },
+    { label: "Keyboard shortcuts", state: "Ctrl /", also: "keys help ?", run: showKeys },
+    { label: "Change theme", also: "dark light colours mode", run: changeTheme },
     { label: "Import conversations", run: click("import") },
     { label: "Export all conversations", run: click("export-all") },
     ...own,
@@ -304,16 +296,29 @@ function begin() {
 }
 
 function showKeys() {
-  if (!document.querySelector("dialog[open]")) byId("keys", HTMLDialogElement).showModal();
+  byId("keys", HTMLDialogElement).showModal();
+}
+
+async function copyLast() {
+  const last = chat.lastAnswer;
+  if (!last) toast("There is no answer to copy yet.", undefined, "copy");
+  else if (await copy(heading, last.text)) toast("The last answer is copied.", undefined, "copy");
 }
 
 function editSettings() {
   const change = (/** @type {Settings} */ settings) => {
-    chat.setSettings(settings);
+    chat.change({ settings });
     keep(SETTINGS_KEY, JSON.stringify(settings));
   };
   byId("key-section", HTMLElement).hidden = !currentKey();
   openSettings(chat.current.settings, info, change);
+}
+
+function changeTheme() {
+  const at = THEMES.indexOf(document.documentElement.dataset.theme ?? "system");
+  const theme = THEMES[(at + 1) % THEMES.length];
+  setTheme(theme);
+  keep(THEME_KEY, theme);
 }
 
 /** @param {string} theme */
@@ -403,7 +408,7 @@ function removeOne(gone) {
 function missKey(path) {
   const banner = byId("banner", HTMLElement);
   banner.classList.remove("is-neutral");
-  const enter = h("button", { type: "button", class: "link-button", onclick: () => askForKey() }, "Enter the key");
+  const enter = button("Enter the key", () => askForKey(), "link-button");
   if (!banner.querySelector("button")) banner.replaceChildren("This server needs an API key. ", enter);
   banner.hidden = false;
   // The live view asks again and again: only a person's question opens a dialog that was closed.
@@ -513,42 +518,33 @@ function listen() {
     event.preventDefault(); // the address says which view is shown, and that view's content is meant
     byId("main", HTMLElement).focus();
   });
-  byId("new-chat", HTMLButtonElement).addEventListener("click", begin);
-  byId("open-settings", HTMLElement).addEventListener("click", editSettings);
-  byId("theme", HTMLElement).addEventListener("click", () => {
-    const at = THEMES.indexOf(document.documentElement.dataset.theme ?? "system");
-    const theme = THEMES[(at + 1) % THEMES.length];
-    setTheme(theme);
-    keep(THEME_KEY, theme);
-  });
-  const menu = byId("menu", HTMLButtonElement);
-  menu.addEventListener("click", () => sidebar.openMenu(menu, chat.current.id, null));
-  heading.addEventListener("click", () => chat.conversations.includes(chat.current) && rename(chat.current, heading));
-  byId("model", HTMLElement).addEventListener("click", chooseModel);
+  const outgrow = (/** @type {Settings["truncation"]} */ truncation) => () => (chat.outgrow(truncation), composer.focus());
+  const clicks = {
+    "new-chat": begin,
+    "open-settings": editSettings,
+    theme: changeTheme,
+    menu: () => sidebar.openMenu(byId("menu", HTMLElement), chat.current.id, null),
+    title: () => chat.conversations.includes(chat.current) && rename(chat.current, heading),
+    model: chooseModel,
+    search,
+    "export-lost": () => exportOne(chat.current),
+    "without-oldest": outgrow("auto"),
+    "with-summary": outgrow("compact"),
+    "export-all": () => download("uma-conversations.json", exportJson(chat.conversations)),
+    import: () => byId("import-file", HTMLElement).click(),
+  };
+  for (const [id, run] of Object.entries(clicks)) byId(id, HTMLElement).addEventListener("click", run);
   listenForDecisions(modelName, isLoaded);
-  byId("search", HTMLElement).addEventListener("click", search);
-  byId("export-lost", HTMLElement).addEventListener("click", () => exportOne(chat.current));
-  const outgrow = (/** @type {string} */ id, /** @type {Settings["truncation"]} */ truncation) =>
-    byId(id, HTMLElement).addEventListener("click", () => {
-      chat.outgrow(truncation);
-      composer.focus();
-    });
-  outgrow("without-oldest", "auto");
-  outgrow("with-summary", "compact");
-  byId("export-all", HTMLElement).addEventListener("click", () =>
-    download("uma-conversations.json", exportJson(chat.conversations)),
-  );
-  byId("import", HTMLElement).addEventListener("click", () => byId("import-file", HTMLInputElement).click());
   byId("import-file", HTMLElement).addEventListener("change", importFile);
   document.addEventListener("keydown", (event) => {
-    if (event.key.toLowerCase() === "k" && (event.ctrlKey || event.metaKey)) {
-      event.preventDefault();
-      search();
-    }
     const isTyping = event.target instanceof Element && event.target.matches("input, textarea, select");
-    if (event.key === "/" ? event.ctrlKey || event.metaKey : event.key === "?" && !isTyping) {
+    const hasShift = event.shiftKey && event.key !== "/"; // which some keyboards have with Shift
+    const isOwn = (event.ctrlKey || event.metaKey) && !event.altKey;
+    const pressed = event.key === "?" && !isTyping ? "Ctrl /" : `${isOwn ? "Ctrl " : ""}${hasShift ? "Shift " : ""}${event.key.toUpperCase()}`;
+    const run = pressed === "Ctrl K" ? search : actions().find(({ state }) => state === pressed)?.run;
+    if (run) {
       event.preventDefault();
-      showKeys();
+      if (!document.querySelector("dialog[open]")) run();
     }
     if (event.key !== "Escape" || event.defaultPrevented || event.isComposing) return;
     if (!byId("chat-view", HTMLElement).hidden && !document.querySelector("dialog[open], :popover-open"))
@@ -558,9 +554,7 @@ function listen() {
   window.addEventListener("popstate", route);
   window.addEventListener("online", connect);
   setInterval(() => info && document.visibilityState === "visible" && void connect(), LOOK_MS);
-  document.addEventListener("visibilitychange", () => {
-    if (document.visibilityState === "visible") void connect();
-  });
+  document.addEventListener("visibilitychange", () => document.visibilityState === "visible" && connect());
   onContact.check = connect;
   onUnauthorized.ask = missKey;
   listenForKey();

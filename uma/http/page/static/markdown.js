@@ -2,7 +2,7 @@
  * more, so only the text from the last block on is parsed again. `blocks.js` makes parts of the page of it. */
 
 import { foldCalls, isCall } from "./calls.js";
-import { keepFormulas } from "./formulas.js";
+import { keepFormulas, lineOf } from "./formulas.js";
 
 /** A block that grows beyond this is plain text, for it is parsed several times a second. */
 const MAX_BLOCK_CHARS = 32_768;
@@ -15,6 +15,10 @@ const MAX_TAGS = 20_000;
 const BLOCK_TAGS = 5;
 /** A table's cell of at most so many characters stands on one line. */
 const SHORT_CELL_CHARS = 16;
+/** A tag's other half is so near. */
+const MAX_SPAN_CHARS = 4_096;
+/** Folded parts are so deep in each other at most. */
+const MAX_FOLDS = 5;
 /** The page's own headings are of level 1 and 2, so a text's begin at 3. */
 const HEADING_OFFSET = 2;
 
@@ -28,13 +32,14 @@ parser.linkify.set({ fuzzyLink: false, fuzzyEmail: false, fuzzyIP: false });
 parser.linkify.add("ftp:", null).add("//", null); // the sanitizer leaves no address of these
 keepFormulas(parser);
 foldCalls(parser);
-/** The few tags that stand in texts which are no HTML, and references to footnotes. */
-const MARK = /<(\/?(?:sub|sup|kbd)|br)\s*\/?>|\[\^([^\]\s]{1,40})\](:?)/iy;
+/** The few tags that stand in texts which are no HTML, each with its other half near, and references to footnotes. */
+const MARK = /<(\/?(?:sub|sup|kbd|b|i|strong|em|u|s|del|ins|mark|small)|br)\s*\/?>|\[\^([^\]\s]{1,40})\](:?)/iy;
 parser.inline.ruler.before("link", "mark", (state, silent) => {
   MARK.lastIndex = state.pos;
   const match = MARK.exec(state.src);
   if (!match) return false;
   const [, tag, note, colon] = match;
+  if (tag && !isPaired(state, tag.toLowerCase())) return false;
   const isTold = colon && state.pos === 0; // else it is the sentence's
   const mark = () => `<sup class="footnote${isTold ? " is-told" : ""}" title="${escaped(note)}">${escaped(note)}</sup>`;
   if (!silent) state.push("html_inline", "", 0).content = tag ? `<${tag.toLowerCase()}>` : mark();
@@ -43,13 +48,28 @@ parser.inline.ruler.before("link", "mark", (state, silent) => {
 });
 // What a footnote says is a paragraph where it stands; as a reference it could be an address, and vanish.
 parser.block.ruler.before("reference", "footnote", (state, start, _, silent) => {
-  const line = state.src.slice(state.bMarks[start] + state.tShift[start], state.eMarks[start]);
-  if (!/^\[\^[^\]\s]{1,40}\]:/.test(line)) return false;
+  if (!/^\[\^[^\]\s]{1,40}\]:/.test(lineOf(state, start))) return false;
   if (silent) return true;
   state.line = start + 1;
   state.push("paragraph_open", "p", 1).map = [start, state.line];
-  Object.assign(state.push("inline", "", 0), { content: line.trim(), children: [] });
+  Object.assign(state.push("inline", "", 0), { content: lineOf(state, start).trim(), children: [] });
   state.push("paragraph_close", "p", -1);
+  return true;
+}, { alt: ["paragraph"] });
+/** A folded part: its tags stand on lines of their own, with Markdown between them. */
+const FOLD = /^(?=<)(?:<(details)(?: open)?>)?\s*(?:<summary>(.*)<\/summary>)?\s*$|^<(\/details)>\s*$/i;
+parser.block.ruler.before("table", "fold", (state, start, _, silent) => {
+  const [whole, opens, summary, closes] = FOLD.exec(lineOf(state, start)) ?? [];
+  const depth = Number(state.env.folds ?? 0);
+  if (!whole || state.level !== depth || (opens ? depth === MAX_FOLDS : !depth)) return false;
+  if (silent) return true;
+  state.line = start + 1;
+  state.env.folds = depth + Number(Boolean(opens)) - Number(Boolean(closes));
+  if (opens) state.push("details_open", "details", 1).map = [start, state.line];
+  if (summary) state.push("summary_open", "summary", 1);
+  if (summary) Object.assign(state.push("inline", "", 0), { content: summary.trim(), children: [] });
+  if (summary) state.push("summary_close", "summary", -1);
+  if (closes) state.push("details_close", "details", -1);
   return true;
 }, { alt: ["paragraph"] });
 parser.renderer.rules.fence = parser.renderer.rules.code_block = (tokens, index) => {
@@ -58,6 +78,13 @@ parser.renderer.rules.fence = parser.renderer.rules.code_block = (tokens, index)
   const [language] = info.trim().split(/\s+/);
   return `<pre><code data-language="${escaped(language)}">${escaped(content)}</code></pre>\n`;
 };
+
+/** @param {markdown.StateInline} state @param {string} tag */
+function isPaired({ src, pos }, tag) {
+  const isEnd = tag.startsWith("/");
+  const near = isEnd ? src.slice(Math.max(0, pos - MAX_SPAN_CHARS), pos) : src.slice(pos, pos + MAX_SPAN_CHARS);
+  return tag === "br" || near.toLowerCase().includes(isEnd ? `<${tag.slice(1)}>` : `</${tag}>`);
+}
 
 /** @param {string} text */
 const escaped = (text) => parser.utils.escapeHtml(text);
@@ -72,6 +99,7 @@ function parse(text, env) {
   const blocks = [];
   /** @type {markdown.Token[]} */
   let group = [];
+  env.folds = 0;
   const tokens = parser.parse(text, env);
   for (const [index, token] of tokens.entries()) {
     dress(token);
@@ -80,7 +108,7 @@ function parse(text, env) {
     if (/^t[hd]_open/.test(cell?.type) && token.content.length <= SHORT_CELL_CHARS)
       cell.attrs = [["class", `${cell.attrGet("class") ?? ""} is-short`.trim()]];
     group.push(token);
-    if (token.level > 0 || token.nesting > 0) continue;
+    if (index < tokens.length - 1 && (token.level > 0 || token.nesting > 0)) continue; // the last can be in an open fold
     const html = parser.renderer.render(group, parser.options, env);
     blocks.push({ html, start: lines[group[0].map?.[0] ?? 0], tags: BLOCK_TAGS + html.split("<").length });
     group = [];

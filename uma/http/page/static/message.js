@@ -3,7 +3,7 @@
 import { labelOf, showFiles } from "./attachments.js";
 import { Blocks } from "./blocks.js";
 import { ask, ApiError } from "./api.js";
-import { announce, copy, duration, h, iconButton, loaded, number } from "./dom.js";
+import { announce, button, copy, duration, h, iconButton, loaded, number } from "./dom.js";
 import { busy, explain } from "./failures.js";
 import { openable, thumbnail } from "./pictures.js";
 import { Thinking } from "./thinking.js";
@@ -30,8 +30,10 @@ const edits = new WeakMap();
 /** @param {Message} message @param {Message[]} siblings @param {Actions} actions */
 function switcher(message, siblings, actions) {
   if (siblings.length < 2) return null;
-  const button = (/** @type {string} */ label, /** @type {() => void} */ run) => h("button", { type: "button", class: "link-button", onclick: run }, label);
-  if (actions.isCompared(message)) return button("Use this one", () => actions.show(message.id));
+  if (actions.isCompared(message)) {
+    const use = button("Use this one", () => actions.show(message.id), "link-button");
+    return h("span", { class: "versions" }, use, actions.goesOn(message) && h("span", { class: "goes-on" }, "The chat goes on from here."));
+  }
   const at = siblings.findIndex((each) => each.id === message.id);
   const step = (/** @type {number} */ by) => () => actions.show(siblings[at + by].id);
   const previous = iconButton("left", "Previous version", step(-1), "small");
@@ -39,14 +41,9 @@ function switcher(message, siblings, actions) {
   previous.disabled = at === 0;
   next.disabled = at === siblings.length - 1;
   const label = `Version ${at + 1} of ${siblings.length}`;
-  return h(
-    "span",
-    { class: "versions", role: "group", "aria-label": label },
-    previous,
-    h("span", {}, `${at + 1}/${siblings.length}`),
-    next,
-    message.role === "assistant" && button("Compare", () => actions.compare(message)),
-  );
+  const compare = message.role === "assistant" && button("Compare", () => actions.compare(message), "link-button");
+  const place = h("span", {}, `${at + 1}/${siblings.length}`);
+  return h("span", { class: "versions", role: "group", "aria-label": label }, previous, place, next, compare);
 }
 
 /** What unfolds each question that is longer than is shown of it. @type {WeakMap<Element, HTMLElement>} */
@@ -57,8 +54,8 @@ const folding = new ResizeObserver((entries) => {
     if (more && target.classList.contains("is-folded")) more.hidden = target.scrollHeight <= target.clientHeight + 1;
   }
 });
-/** Code in a question, between fences. */
-const CODE = /^(```[^`\n]*\n[^]*?^```[^\S\n]*$\n?)/m;
+/** Code in a question, between fences, and what a tool has told. */
+const CODE = /^(```[^`\n]*\n[^]*?^```[^\S\n]*$\n?|<tool_response>\n[^]*?<\/tool_response>$\n*)/m;
 
 /** A question's text as it was typed, but for its code. @param {string} text */
 function spoken(text) {
@@ -81,9 +78,7 @@ export function question(message, siblings, actions) {
   };
   folded.set(bubble, more);
   folding.observe(bubble);
-  const files = (message.files ?? []).map((file) =>
-    openable(file, ...(file.image ? [thumbnail(file)] : labelOf(file))),
-  );
+  const files = (message.files ?? []).map((file) => openable(file, ...(file.image ? [thumbnail(file)] : labelOf(file))));
   const edit = iconButton("edit", "Edit and send again", () => editing(article, message, actions).focus());
   const copyButton = iconButton("copy", "Copy the question", () => copy(copyButton, message.text));
   const article = h(
@@ -145,22 +140,11 @@ function editing(article, message, actions) {
     event.preventDefault();
     send();
   });
-  const buttons = [
-    h("button", { type: "button", class: "button", onclick: cancel }, "Cancel"),
-    isAnswer && h("button", { type: "button", class: "button", onclick: amend(false) }, "Save"),
-    isAnswer
-      ? h("button", { type: "button", class: "button primary", onclick: amend(true) }, "Save and continue")
-      : h("button", { type: "button", class: "button primary", onclick: send }, "Send again"),
-  ];
+  const last = isAnswer ? button("Save and continue", amend(true), "button primary") : button("Send again", send, "button primary");
+  const buttons = [button("Cancel", cancel), isAnswer && button("Save", amend(false)), last];
   article.classList.add("is-edited");
-  const editor = h(
-    "div",
-    { class: "editor" },
-    h("h2", { class: "hidden" }, isAnswer ? "Answer" : "You"),
-    input,
-    list,
-    h("div", { class: "edit-foot" }, ...buttons),
-  );
+  const heading = h("h2", { class: "hidden" }, isAnswer ? "Answer" : "You");
+  const editor = h("div", { class: "editor" }, heading, input, list, h("div", { class: "edit-foot" }, ...buttons));
   editor.addEventListener("keydown", (event) => {
     if (event.key !== "Escape" || event.isComposing) return;
     event.preventDefault(); // it is this that ends, not the answer
@@ -187,16 +171,9 @@ export class AnswerView {
     this.status = h("div", { class: "status" });
     this.told = "";
     this.foot = h("footer", { class: "answer-foot" });
-    this.element = h(
-      "article",
-      { class: message.token ? "message assistant" : "message assistant is-kept", "data-id": message.id },
-      h("h2", { class: "hidden" }, "Answer"),
-      this.thinking.element,
-      this.blocks.element,
-      this.tokens.element,
-      this.status,
-      this.foot,
-    );
+    const parts = [this.thinking.element, this.blocks.element, this.tokens.element, this.status, this.foot];
+    const name = message.token ? "message assistant" : "message assistant is-kept";
+    this.element = h("article", { class: name, "data-id": message.id }, h("h2", { class: "hidden" }, "Answer"), ...parts);
     if (!message.token) this.finish();
     if (edits.has(message)) editing(this.element, message, actions);
   }
@@ -218,15 +195,13 @@ export class AnswerView {
   tokensButton() {
     const { message } = this;
     if (!message.tokens?.length || message.isEdited) return null;
-    const button = h("button", { type: "button", class: "link-button" }, "Probabilities");
-    const show = () => button.setAttribute("aria-pressed", String(!plainly.has(message)));
-    button.onclick = () => {
-      if (!plainly.delete(message)) plainly.add(message);
-      show();
+    const show = () => {
+      toggle.setAttribute("aria-pressed", String(!plainly.has(message)));
       this.showTokens();
     };
+    const toggle = button("Probabilities", () => (plainly.delete(message) || plainly.add(message), show()), "link-button");
     show();
-    return button;
+    return toggle;
   }
 
   /** A finished answer's text as it is, until there is time to render it. */
@@ -296,16 +271,11 @@ function statusOf(run) {
     ];
   if (run.waitsFor === "turn" && run.refusal)
     return [pulse, busy(run.refusal, Math.max(0, run.waitsUntil - Date.now())), toLive()];
-  if (run.waitsFor && run.hasArrived)
-    return [pulse, "Connection lost. Reconnecting …"];
-  if (run.waitsFor)
-    return [pulse, "The server does not answer. Retrying …"];
+  if (run.waitsFor) return [pulse, run.hasArrived ? "Connection lost. Reconnecting …" : "The server does not answer. Retrying …"];
   if (run.isStopping) return [pulse, "Stopping …"];
   if (run.message.text) return [];
   if (run.message.thinking && run.isHurried) return [pulse, "The answer is about to begin …"];
-  if (run.message.thinking) {
-    return [h("button", { type: "button", class: "button", onclick: () => void run.answerNow() }, "Answer now")];
-  }
+  if (run.message.thinking) return [button("Answer now", () => void run.answerNow())];
   if (!run.hasArrived) return [pulse, "Sending …"];
   const { prompt_tokens: prompt = 0, computed_tokens: computed = 0, waits_for, ahead } = run.progress;
   if (waits_for || ahead !== undefined) return [pulse, waitOf(run.progress), toLive()];
@@ -339,13 +309,10 @@ function failureOf(message, actions) {
   const { words, detail, isFull, isTooLong } = explain(message.failure, actions.isOutgrown(message));
   const act = () => (isFull ? actions.begin() : isTooLong ? actions.edit(message) : actions.again(message));
   const label = isFull ? "New chat" : isTooLong ? "Edit the question" : "Try again";
-  const button = h("button", { type: "button", class: "button", onclick: act }, label);
-  const drop = () => actions.outgrow(message, "auto");
-  const less = isFull && h("button", { type: "button", class: "button", onclick: drop }, WITHOUT_OLDEST);
-  const sum = () => actions.outgrow(message, "compact");
-  const summary = isFull && h("button", { type: "button", class: "button", onclick: sum }, WITH_SUMMARY);
+  const less = isFull && button(WITHOUT_OLDEST, () => actions.outgrow(message, "auto"));
+  const summary = isFull && button(WITH_SUMMARY, () => actions.outgrow(message, "compact"));
   const told = detail && h("p", { class: "detail" }, `The server said: ${detail}`);
-  return h("div", { class: "failure", role: "alert" }, h("div", {}, h("p", {}, words), told), less, summary, button);
+  return h("div", { class: "failure", role: "alert" }, h("div", {}, h("p", {}, words), told), less, summary, button(label, act));
 }
 
 /** An answer's end, for screen readers; a failure speaks for itself. @param {Message} message */
@@ -369,12 +336,9 @@ function endOf(message, actions) {
       "This answer was not finished.",
   ].filter(Boolean);
   const isCut = done?.reason !== "stop" && message.text !== "" && !message.isEdited && !message.isImported;
-  const act = () => actions.goOn(message);
-  const more = isCut && h("button", { type: "button", class: "link-button", onclick: act }, "Continue");
+  const more = isCut && button("Continue", () => actions.goOn(message), "link-button");
   if (!words.length && !more) return null;
-  const summary = done?.summary
-    ? h("details", { class: "summary" }, h("summary", {}, "Summary"), h("p", { dir: "auto" }, done.summary))
-    : null;
+  const summary = done?.summary && h("details", { class: "summary" }, h("summary", {}, "Summary"), h("p", { dir: "auto" }, done.summary));
   return h("div", { class: "note-row" }, words.length > 0 && h("p", { class: "note" }, words.join(" ")), more, summary);
 }
 
@@ -430,8 +394,7 @@ function whyButton({ request, done }, foot) {
 function figures({ done, model, at }) {
   if (!done) return null;
   const { usage, metrics, seed } = done;
-  const figure = (/** @type {string} */ value, /** @type {string} */ name) =>
-    h("span", {}, h("b", {}, value), ` ${name}`);
+  const figure = (/** @type {string} */ value, /** @type {string} */ name) => h("span", {}, h("b", {}, value), ` ${name}`);
   const beside = Math.max(0, metrics.batch_size - 1);
   return h(
     "div",

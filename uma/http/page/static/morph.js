@@ -1,5 +1,5 @@
-/** Changes a part of the page into another and keeps what is the same in both: with it stay the focus, what is marked and
- * how far it is scrolled, where new elements in its place would have none of these. */
+/** Changes a part of the page into another and keeps what is the same in both: with it stay the focus, what is marked,
+ * what is unfolded and how far it is scrolled, where new elements in its place would have none of these. */
 
 /** Make `from` like `to`, which is used up. Buttons stay as they are: the page makes them, and they show what was done. @param {Node} from @param {Node} to */
 export function morph(from, to) {
@@ -27,6 +27,6 @@ function grow(node, text) {
 
 /** @param {Element} from @param {Element} to */
 function copyAttributes(from, to) {
-  for (const { name } of [...from.attributes]) if (!to.hasAttribute(name)) from.removeAttribute(name);
+  for (const { name } of [...from.attributes]) if (name !== "open" && !to.hasAttribute(name)) from.removeAttribute(name);
   for (const { name, value } of to.attributes) if (from.getAttribute(name) !== value) from.setAttribute(name, value);
 }

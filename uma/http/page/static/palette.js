@@ -58,13 +58,7 @@ export class Palette {
     const groups = [];
     this.found.forEach((entry, index) => {
       if (entry.group !== this.found[index - 1]?.group)
-        groups.push(
-          h(
-            "div",
-            { role: "group", "aria-label": entry.group },
-            h("div", { class: "list-head", "aria-hidden": "true" }, entry.group),
-          ),
-        );
+        groups.push(h("div", { role: "group", "aria-label": entry.group }, h("div", { class: "list-head", "aria-hidden": "true" }, entry.group)));
       groups.at(-1)?.append(optionOf(entry, index, index === this.at));
     });
     const list = /** @type {HTMLElement} */ (this.list.cloneNode());

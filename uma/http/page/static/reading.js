@@ -1,6 +1,7 @@
 /** Conversations as a file, and what is believed of a conversation that comes from outside: from a file, or from the
  * browser's store, where another version of the page may have put it. */
 
+import { parsed } from "./local.js";
 import { isAttachment } from "./pictures.js";
 import { isRecord, readSettings } from "./settings.js";
 import { branch, contentOf, freshId, picturesOf, show, titleOf } from "./tree.js";
@@ -21,9 +22,7 @@ export class ImportError extends Error {}
 export function exportJson(conversations) {
   const clean = conversations.map((each) => ({
     ...each,
-    messages: Object.fromEntries(
-      Object.entries(each.messages).map(([id, message]) => [id, { ...message, token: undefined }]),
-    ),
+    messages: Object.fromEntries(Object.entries(each.messages).map(([id, message]) => [id, { ...message, token: undefined }])),
   }));
   return `${JSON.stringify({ format: FORMAT, version: 1, conversations: clean }, null, 2)}\n`;
 }
@@ -44,12 +43,8 @@ function withPictures(message) {
 
 /** What `exportJson` or another program wrote, with fresh ids, and what was left out of it. Throws `ImportError`. @param {string} text @param {Info} [info] The server's, for the settings' ranges. */
 export function importJson(text, info) {
-  let file;
-  try {
-    file = JSON.parse(text);
-  } catch {
-    throw new ImportError("The file is not JSON.");
-  }
+  const file = parsed(text);
+  if (file === undefined) throw new ImportError("The file is not JSON.");
   /** @type {Set<string>} */
   const dropped = new Set();
   const all = file?.format === FORMAT ? file.version === 1 && file.conversations : adopted(file, dropped);
@@ -112,10 +107,7 @@ function wordsOf(message, dropped) {
 
 /** @param {any} call With its arguments as JSON, or as a program's text. */
 function callOf(call) {
-  let given = call?.arguments;
-  try {
-    given = JSON.parse(given);
-  } catch {} // as it is
+  const given = parsed(call?.arguments) ?? call?.arguments;
   return `<tool_call>\n${JSON.stringify({ name: call?.name, arguments: given }).replaceAll("<", "\\u003c")}\n</tool_call>`;
 }
 
@@ -217,11 +209,8 @@ function isDone(done) {
   return (
     isRecord(done) &&
     Object.entries(FIGURES).every(([part, names]) => names.every((name) => isNumber(done[part]?.[name]))) &&
-    isOptional(done.usage.reasoning_tokens, "number") &&
-    isOptional(done.seed, "number") &&
-    isOptional(done.loading_ms, "number") &&
-    isOptional(done.reason, "string") &&
-    isOptional(done.summary, "string") &&
+    [done.usage.reasoning_tokens, done.seed, done.loading_ms].every((each) => isOptional(each, "number")) &&
+    [done.reason, done.summary].every((each) => isOptional(each, "string")) &&
     (done.warnings ?? []).every?.((/** @type {unknown} */ each) => typeof each === "string") === true
   );
 }

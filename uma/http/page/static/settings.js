@@ -1,7 +1,7 @@
 /** The sheet with a conversation's instructions and sampling settings, each with what it does. */
 
 import { byId, copyOf, h, number } from "./dom.js";
-import { keep, kept } from "./local.js";
+import { keep, kept, parsed } from "./local.js";
 
 /** Nothing is set: the server's and the model's own sampling holds. @type {Settings} */
 export const DEFAULTS = { system: "", priority: 1, sampling: {}, reasoning: "auto", truncation: "off" };
@@ -56,14 +56,7 @@ function rangeOf(name, info) {
   return { minimum: Math.max(0, minimum), maximum: most };
 }
 
-/**
- * Settings from outside, without what is none of this page's or out of its range.
- *
- * @param {any} raw
- * @param {Info} [info]
- * @param {Set<string>} [dropped] Is given the names of what was left out.
- * @returns {Settings}
- */
+/** Settings from outside, without what is none of this page's or out of its range. @param {any} raw @param {Info} [info] @param {Set<string>} [dropped] Is given the names of what was left out. @returns {Settings} */
 export function readSettings(raw, info, dropped = new Set()) {
   const { system = "", priority = 1, sampling = {}, reasoning, truncation, answers = 1 } = raw ?? {};
   if (!isRecord(sampling)) dropped.add("sampling");
@@ -81,6 +74,7 @@ export function readSettings(raw, info, dropped = new Set()) {
     sampling: Object.fromEntries(found),
     reasoning: reasoning === "off" ? "off" : "auto",
     truncation: overflowOf(truncation),
+    ...(typeof raw?.unread === "string" && { unread: raw.unread }),
     ...(Number.isInteger(answers) && answers > 1 && { answers: Math.min(answers, MAX_ANSWERS) }),
   };
 }
@@ -105,11 +99,7 @@ function overflowOf(value) {
 
 /** @param {any} value */
 function isStop(value) {
-  return (
-    Array.isArray(value) &&
-    value.length <= MAX_STOPS &&
-    value.every((each) => each && typeof each === "string")
-  );
+  return Array.isArray(value) && value.length <= MAX_STOPS && value.every((each) => each && typeof each === "string");
 }
 
 /** What the person has set, in a few words. @param {Settings} settings */
@@ -122,6 +112,7 @@ export function summary(settings) {
   if (settings.truncation === "auto") parts.push("drops old messages");
   if (settings.truncation === "compact") parts.push("summarizes old messages");
   if (settings.system.trim()) parts.push("system prompt");
+  if (settings.unread) parts.push("schema not set");
   if (settings.sampling.logprobs !== undefined) parts.push("probabilities");
   if ((settings.answers ?? 1) > 1) parts.push(`${number(settings.answers ?? 1)} answers`);
   const more = Object.keys(settings.sampling).filter((name) => !NAMED.includes(name)).length;
@@ -129,18 +120,13 @@ export function summary(settings) {
   return parts.join(" · ");
 }
 
-/**
- * Show the sheet. Changes count at once.
- *
- * @param {Settings} settings @param {Info | undefined} info @param {(settings: Settings) => void} onChange
- * @param {string} preset The name of the preset that was chosen. @param {Settings} [before] Those that a reset has replaced.
- */
+/** Show the sheet. Changes count at once. @param {Settings} settings @param {Info | undefined} info @param {(settings: Settings) => void} onChange @param {string} preset The name of the preset that was chosen. @param {Settings} [before] Those that a reset has replaced. */
 export function openSettings(settings, info, onChange, preset = "", before = undefined) {
   const dialog = byId("settings", HTMLDialogElement);
   const draft = structuredClone(settings);
   const changed = () => onChange(structuredClone(draft));
   const load = (/** @type {Settings} */ chosen, preset = "", /** @type {Settings | undefined} */ before = undefined) => {
-    Object.assign(draft, { answers: undefined }, chosen);
+    Object.assign(draft, { answers: undefined, unread: undefined }, chosen);
     changed();
     openSettings(draft, info, onChange, preset, before);
   };
@@ -171,12 +157,8 @@ export function openSettings(settings, info, onChange, preset = "", before = und
 
 /** @returns {Record<string, any>} What people have kept under a name. */
 function keptPresets() {
-  try {
-    const found = JSON.parse(kept(PRESETS_KEY) ?? "{}");
-    return isRecord(found) ? found : {};
-  } catch {
-    return {};
-  }
+  const found = parsed(kept(PRESETS_KEY));
+  return isRecord(found) ? found : {};
 }
 
 /** Instructions and settings under a name of one's own. @param {string} chosen @param {Settings} draft @param {Info | undefined} info @param {(settings: Settings, preset: string) => void} load */
@@ -214,22 +196,40 @@ function textField(name, text, set) {
   area.oninput = () => tell(set(area.value));
 }
 
-/** @param {Settings} draft @param {() => void} changed */
+/** A schema that is no JSON (yet) is kept as it was typed. @param {Settings} draft @param {() => void} changed */
 function schema(draft, changed) {
-  const given = draft.sampling.json_schema;
+  const { unread, sampling } = draft;
   const set = (/** @type {string} */ text) => {
+    const fault = text.trim() && faultOfSchema(text);
     delete draft.sampling.json_schema;
-    let found;
-    try {
-      found = text.trim() ? JSON.parse(text) : undefined;
-    } catch {
-      found = null;
-    }
-    if (isRecord(found)) draft.sampling.json_schema = found;
+    draft.unread = fault ? text : undefined;
+    if (text.trim() && !fault) draft.sampling.json_schema = JSON.parse(text);
     changed();
-    return found === undefined || isRecord(found) ? "" : "Not set: it is no JSON object.";
+    return fault;
   };
-  textField("json_schema", given ? JSON.stringify(given, null, 1) : "", set);
+  textField("json_schema", unread ?? (sampling.json_schema ? JSON.stringify(sampling.json_schema, null, 1) : ""), set);
+  if (unread) byId("set-json_schema-fault", HTMLElement).textContent = faultOfSchema(unread);
+}
+
+/** Why this is no JSON Schema, and in which line. @param {string} text */
+function faultOfSchema(text) {
+  const words = faultOfJson(text);
+  if (!words) return isRecord(JSON.parse(text)) ? "" : "Not set: it must be an object, as {“type”: …}.";
+  // Some browsers name the line, others the token: the first lines that have this fault end with its line.
+  const lines = text.split("\n");
+  const at = lines.findIndex((_, index) => faultOfJson(lines.slice(0, index + 1).join("\n")) .startsWith("Unexpected token"));
+  const line = /line (\d+)/.exec(words)?.[1] ?? (at < 0 ? lines.length : at + 1);
+  return `Not set: line ${line} is no JSON: ${words.replace(/^JSON.parse: |, (\.{3})?".*$| in JSON.*$| at line.*$/gs, "")}.`;
+}
+
+/** The browser's words for what is wrong with JSON. @param {string} text */
+function faultOfJson(text) {
+  try {
+    JSON.parse(text);
+    return "";
+  } catch (error) {
+    return String(error instanceof Error && error.message);
+  }
 }
 
 /** Settings that are one of a few, which stand in the sheet. @param {Settings} draft @param {() => void} changed */

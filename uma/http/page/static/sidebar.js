@@ -1,8 +1,11 @@
 /** The list of conversations, the menu of what can be done with one, and the way to both on narrow screens. */
 
 import { arrange, byId, h, icon, iconButton } from "./dom.js";
+import { keep, kept } from "./local.js";
 
 const NARROW = "(max-width: 52rem)";
+/** Where it is kept that the list is hidden on a wide screen, too. */
+const HIDDEN_KEY = "uma.sidebar";
 
 /** @param {number} at */
 function when(at) {
@@ -25,7 +28,8 @@ export class Sidebar {
     this.narrow = matchMedia(NARROW);
     /** The conversation that is shown. @type {string | undefined} */
     this.current = undefined;
-    this.opener.addEventListener("click", () => this.show(true));
+    document.body.classList.toggle("has-no-list", kept(HIDDEN_KEY) === "hidden");
+    this.opener.addEventListener("click", () => (this.narrow.matches ? this.show(true) : this.toggle()));
     byId("close-sidebar", HTMLButtonElement).addEventListener("click", () => this.show(false));
     this.scrim.addEventListener("click", () => this.show(false));
     document.addEventListener("keydown", (event) => {
@@ -45,6 +49,14 @@ export class Sidebar {
     this.menu.addEventListener("focusout", ({ relatedTarget }) => {
       if (relatedTarget instanceof Node && !this.menu.contains(relatedTarget)) this.menu.hidePopover();
     });
+    this.show(false);
+  }
+
+  /** Show the list, or hide it. */
+  toggle() {
+    if (this.narrow.matches) return this.show(!this.element.classList.contains("is-open"));
+    const isHidden = document.body.classList.toggle("has-no-list");
+    keep(HIDDEN_KEY, isHidden ? "hidden" : null);
     this.show(false);
   }
 
@@ -90,15 +102,8 @@ export class Sidebar {
 
   /** A conversation's button, and the one for what can be done with it. @param {string} id */
   entry(id) {
-    const open = () => {
-      this.does.open(id);
-      this.show(false);
-    };
-    const button = h(
-      "button",
-      { type: "button", class: "conversation", onclick: open },
-      h("span", { class: "name", dir: "auto" }),
-    );
+    const open = () => (this.does.open(id), this.show(false));
+    const button = h("button", { type: "button", class: "conversation", onclick: open }, h("span", { class: "name", dir: "auto" }));
     const more = iconButton("more", "", () => this.openMenu(more, id, button), "small");
     return h("div", { class: "entry", "data-id": id }, button, more);
   }
@@ -106,12 +111,8 @@ export class Sidebar {
   /** @param {HTMLElement} button @param {string} id @param {HTMLElement | null} shown What shows its name in the list. */
   openMenu(button, id, shown) {
     const items = this.does.acts(id).map(({ label, icon: name, isDanger, run }) => {
-      const act = () => {
-        this.menu.hidePopover();
-        run(shown);
-      };
-      const attributes = { type: "button", class: isDanger ? "danger" : "", onclick: act };
-      return h("button", attributes, name && icon(name), label);
+      const act = () => (this.menu.hidePopover(), run(shown));
+      return h("button", { type: "button", class: isDanger ? "danger" : "", onclick: act }, name && icon(name), label);
     });
     this.menu.replaceChildren(...items);
     this.menu.showPopover({ source: button }); // Escape gives the focus back to it

@@ -39,22 +39,13 @@ async function transact(mode, begin) {
 /** All conversations, the newest first, and how many more there are that cannot be read. */
 export async function load() {
   /** @type {unknown[]} */
-  const found = (await transact("readonly", (objects) => objects.getAll())).filter(
-    (each) => !isDeleted(each),
-  );
+  const found = (await transact("readonly", (objects) => objects.getAll())).filter((each) => !isDeleted(each));
   const conversations = found.filter(isConversation).map((each) => mended(each));
   conversations.sort((a, b) => b.updated - a.updated);
   return { conversations, unreadable: found.length - conversations.length };
 }
 
-/**
- * Join it to what other windows have saved of it. One that another window has deleted stays deleted.
- *
- * @param {Conversation} conversation
- * @param {{isNew?: boolean, next?: Message}} [options] New: it is kept although it was deleted before. Next: nothing is
- *   saved where another window has a message in the place of this one.
- * @returns {Promise<boolean>} Whether `next`, if any, has its place.
- */
+/** Join it to what other windows have saved of it. One that another window has deleted stays deleted. @param {Conversation} conversation @param {{isNew?: boolean, next?: Message}} [options] New: it is kept although it was deleted before. Next: nothing is saved where another window has a message in the place of this one. @returns {Promise<boolean>} Whether `next`, if any, has its place. */
 export async function save(conversation, { isNew = false, next } = {}) {
   let isFree = true;
   await transact("readwrite", (objects) => {

@@ -4,9 +4,7 @@ import { fileOf } from "./pictures.js";
 
 /** A unique id that cannot be guessed. */
 export function freshId() {
-  return Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) =>
-    byte.toString(16).padStart(2, "0"),
-  ).join("");
+  return Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
 /** @param {Settings} settings @param {string} [model] @returns {Conversation} */
@@ -30,12 +28,7 @@ export function branch(conversation) {
 /** @param {Conversation} conversation @param {string | null} id @returns {Message[]} */
 export function pathTo(conversation, id) {
   const found = [];
-  for (
-    let at = id ? conversation.messages[id] : undefined;
-    at;
-    at = at.parent ? conversation.messages[at.parent] : undefined
-  )
-    found.push(at);
+  for (let at = conversation.messages[id ?? ""]; at; at = conversation.messages[at.parent ?? ""]) found.push(at);
   return found.reverse();
 }
 
@@ -103,7 +96,7 @@ const PICTURE_CHARS = 2_000;
 export function asked(conversation, path) {
   const { settings } = conversation;
   const spoken = path
-    .filter((each, index, all) => (each.role === "user" ? !isUnanswered(all[index + 1]) : each.text))
+    .filter((each, index, all) => (each.role === "user" ? all[index + 1]?.role !== "assistant" || all[index + 1].text : each.text))
     .map((each) => ({
       role: /** @type {string} */ (each.role),
       content: contentOf(each),
@@ -123,15 +116,9 @@ export function asked(conversation, path) {
 /** Whether the question above `answer` is less than what the model was given before it. @param {Conversation} conversation @param {Message} answer */
 export function isOutgrown(conversation, answer) {
   const turns = asked(conversation, pathTo(conversation, answer.parent));
-  const length = (/** @type {typeof turns[0]} */ { content, media = [] }) =>
-    content.length + PICTURE_CHARS * media.length;
+  const length = (/** @type {typeof turns[0]} */ { content, media = [] }) => content.length + PICTURE_CHARS * media.length;
   const [question = 0, ...before] = turns.map(length).reverse();
   return before.reduce((sum, each) => sum + each, 0) > question;
-}
-
-/** @param {Message | undefined} next What stands below a question; nothing below the last, which is to be answered. */
-function isUnanswered(next) {
-  return next?.role === "assistant" && !next.text;
 }
 
 /** A message's pictures. @param {Message} message */
