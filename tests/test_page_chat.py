@@ -188,10 +188,13 @@ def test_a_server_that_goes_away_is_waited_for_and_what_was_said_stays(browser: 
         one.visit()
         one.ask("Tell me a story about a fox")
         page.locator(".is-writing .block").first.wait_for()
+        one.ask("And then?")
         server.process.process.kill()
         expect(page.locator(".status")).to_contain_text("Reconnecting")
         expect(page.locator(".failure")).to_contain_text("The server does not answer")
         expect(page.get_by_role("button", name="Try again")).to_be_visible()
+        expect(page.locator(".toast")).to_contain_text("your queued question is back in the box")
+        expect(page.get_by_label("Message", exact=True)).to_have_value("And then?")
         assert page.locator("article.assistant .blocks").inner_text()
         one.problems.clear()  # the browser's own lines about refused connections
 

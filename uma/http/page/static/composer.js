@@ -92,6 +92,7 @@ export class Composer {
 
   /** Put this into the box. @param {Draft} draft */
   fill({ text, files }) {
+    clearToasts("attach");
     this.input.value = text;
     this.files = files;
     this.count();

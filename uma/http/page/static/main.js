@@ -121,7 +121,10 @@ function refresh() {
 function sendNext(home) {
   const last = home.leaf ? home.messages[home.leaf] : undefined;
   const isRunning = Boolean(last?.token);
-  if (!isRunning && !last?.done && !last?.isStopped) composer.giveBack(home.id);
+  if (!isRunning && !last?.done && !last?.isStopped && composer.drafts.queueOf(home.id).length) {
+    composer.giveBack(home.id);
+    toast("The answer failed: your queued question is back in the box.", undefined, "queue");
+  }
   const next = isRunning || chat.isUndecided(home) ? undefined : composer.next(home.id);
   if (next) chat.send(next.text, next.files, home, true);
   else refresh();

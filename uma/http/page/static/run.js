@@ -12,7 +12,7 @@ const GONE =
 const KEPT_MS = 60_000;
 const OVERLOADED = "E_LIMIT_OVERLOADED";
 const FIRST_PAUSE_MS = 300;
-const LONGEST_PAUSE_MS = 8_000;
+const LONGEST_PAUSE_MS = 2_000;
 /** A server that is busy is asked again so often, with at least this pause. */
 const MAX_REFUSALS = 50;
 const BUSY_MS = 1_000;
