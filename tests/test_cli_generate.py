@@ -703,3 +703,12 @@ def test_a_form_that_cannot_be_used_says_why(
     done = generate_here("--model", "builtin", *ONE_THREAD, *arguments, "Hi")
     assert done.returncode != 0
     assert complaint in done.stderr.decode()
+
+
+def test_what_is_said_after_a_prompt_that_was_typed_begins_its_own_line(server: ServerProcess) -> None:
+    command = uma_command("generate", "--socket", str(server.socket), "--max-tokens", "4")
+    with Terminal(command, clean_environ()) as terminal:
+        terminal.wait_for("Ctrl-D on a line of its own ends it")
+        terminal.type("Tell me\x04\x04")
+        assert terminal.wait() == 0
+        assert "Tell me" in terminal.text.splitlines()

@@ -45,8 +45,8 @@ def main(options: argparse.Namespace) -> int:
     if twice := next((name for at, name in enumerate(names) if name in names[:at]), None):
         raise ConfigError(f"question {twice!r} is there twice, and its answers could not be told apart; reword one")
     loaded = quiet(load_settings(options))
-    example = 'uma decide --yes "Is it spam?" mails.txt'
-    texts = read_texts([], options.file, f"give a line each, in a file ({example}) or on standard input")
+    advice = 'give a line each, in a file, `uma decide --yes "Is it spam?" mails.txt`, or on standard input'
+    texts = read_texts([], options.file, advice)
     return run(partial(_decide_all, options, loaded, texts))
 
 

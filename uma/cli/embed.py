@@ -30,8 +30,8 @@ _PLACE = re.compile(r"^texts\[(\d+)\]", re.MULTILINE)
 def main(options: argparse.Namespace) -> int:
     """The command; its exit code."""
     loaded = quiet(load_settings(options))
-    example = 'uma embed "a fox" "a forest"'
-    texts = read_texts(options.texts, options.file, f"give some as arguments ({example}), or a line each")
+    advice = 'give some as arguments, `uma embed "a fox" "a forest"`, or a line each'
+    texts = read_texts(options.texts, options.file, advice)
     return run(partial(_embed_all, options, loaded, texts))
 
 

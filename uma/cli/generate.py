@@ -150,6 +150,8 @@ def _from_standard_input() -> str:
     elif not _has_input(WAIT_SEC):
         say.note("waiting for standard input, which is part of the prompt; without any: </dev/null")
     data = sys.stdin.buffer.read()
+    if data and sys.stdin.isatty() and not data.endswith(b"\n"):
+        say.plain("")  # what is said next has a line of its own
     try:
         return data.decode()
     except UnicodeDecodeError as error:
