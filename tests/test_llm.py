@@ -129,7 +129,10 @@ def test_a_bad_prompt_costs_the_others_nothing(llm: LLM) -> None:
         (lambda llm: llm.generate("x", num_predict=1), r"give sampling_params=SamplingParams\(max_tokens=…\)"),
         (lambda llm: llm.chat("hi", stream=True), "llm.stream gives an answer piece by piece"),
         (lambda llm: llm.imap(["a"], max_tokens=3), r"imap\(\) .*'max_tokens'; give sampling_params="),
-        (lambda llm: llm.imap("abc"), "rows: expected a list of prompts, not one"),
+        (lambda llm: llm.imap("abc"), "rows: expected a list of prompts, not 'abc'; llm.generate takes one alone"),
+        (lambda llm: llm.imap(5), "rows: expected a list of prompts, not 5"),
+        (lambda llm: llm.generate("x", checkpoint=5), "checkpoint: expected the path of a file, not 5"),
+        (lambda llm: llm.decide("x", "y?", id="z"), r"decide\(\) got an unexpected keyword argument 'id'"),
         (lambda llm: llm.embed("a", normalise=False), r"embed\(\) .*'normalise'; did you mean normalize\?"),
         (lambda llm: llm.decide("x", ["y?"], lables=[]), r"decide\(\) .*'lables'; did you mean labels\?"),
         (lambda llm: llm.chat(), "conversations: give these, or messages, which is one of them"),
@@ -598,6 +601,10 @@ def test_what_cannot_be_opened_is_an_error_at_once(tmp_path: Path, tiny: Path) -
         LLM(str(tmp_path / "nowhere.gguf"))
     with pytest.raises(ConfigError, match="n_batch"):
         open_llm(tiny, n_batch=0)
+    with pytest.raises(ConfigError, match=r"^lora: expected a string, not \[5\]$"):
+        open_llm(tiny, lora=[5])
+    with pytest.raises(ConfigError, match=r"^n_batch: expected an integer, not 'x'$"):
+        open_llm(tiny, n_batch="x")
 
 
 def test_settings_in_variables_are_the_command_s_alone(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -291,6 +291,8 @@ class RuntimeConfig:
     def __attrs_post_init__(self) -> None:
         hints = hints_of(type(self))
         wrong = [line for name, hint in hints.items() for line in problems(getattr(self, name), hint, name)]
+        if wrong:  # the rules below are about values of the right kind
+            raise ConfigError(*wrong)
 
         def add(field: str, why: str) -> None:
             wrong.append(Wrong(field, why))

@@ -50,7 +50,8 @@ CALL_FIELDS = ("tools", "tool_choice", "parallel_tool_calls", "reasoning")
 NO_KEYWORDS = SERVER_ONLY | LOG
 """Settings that an `LLM` has no use for: it serves no other program, and logs as Python's `logging` is set up."""
 EMBED_FIELDS = ("dimensions", "normalize", "fail_on_empty")
-DECISION_FIELDS = tuple(field.name for field in attrs.fields(DecisionRequest))
+DECISION_FIELDS = tuple(field.name for field in attrs.fields(DecisionRequest)[3:])
+"""Fields of a `DecisionRequest` but its id, state and questions."""
 KEYWORDS = tuple(field.name for field in attrs.fields(RuntimeConfig) if field.name not in NO_KEYWORDS)
 """Settings of an `LLM`."""
 

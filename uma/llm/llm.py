@@ -182,8 +182,8 @@ class LLM(Closing):
         rows that are conversations.
         """
         check_keywords(unknown, self.imap)
-        if isinstance(rows, str | bytes):
-            raise TypeError(f"rows: expected a list of prompts, not one; llm.generate takes it as it is: {shown(rows)}")
+        if isinstance(rows, str | bytes) or not isinstance(rows, Iterable):
+            raise TypeError(f"rows: expected a list of prompts, not {shown(rows)}; llm.generate takes one alone")
         sampling = sampling_of(sampling_params, "sampling_params")
         fields = tool_fields(tools, tool_choice, reasoning, is_parallel=parallel_tool_calls)
         self._loop.check_process()
@@ -426,6 +426,8 @@ class LLM(Closing):
         self, asked: Asked, progress: bool | None, checkpoint: str | PathLike[str] | None = None
     ) -> list[RequestOutput]:
         rows, raises = asked
+        if not isinstance(checkpoint, str | PathLike | None):
+            raise TypeError(f"checkpoint: expected the path of a file, not {shown(checkpoint)}")
         outputs = []
         with progress_bar(len(rows), progress) as advance:
             if checkpoint is None:
