@@ -7,7 +7,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -17,7 +16,7 @@ from uma.cli.embed import read_texts
 from uma.cli.generate import quiet
 from uma.cli.options import load_settings
 from uma.cli.source import open_source, watched
-from uma.cli.table import GAP, cell_len, cropped, laid_out, print_table, width_of
+from uma.cli.table import print_table
 from uma.cli.terminal import TextOutput
 from uma.cli.trio_run import Interrupts, run
 from uma.config import Loaded
@@ -25,10 +24,6 @@ from uma.errors import BadRequest, ConfigError, DecodeFailed, FrameTooLarge, Pro
 from uma.llm.arguments import make_request
 from uma.types import Decision, DecisionQuestion, DecisionRequest, Message, Priority
 
-SHOWN_CHARS = 40
-"""Maximum columns of a text that stands on a line above its answers."""
-LEAST_CHARS = 12
-"""Minimum columns of a text beside its answers: where they leave fewer, it stands above them."""
 LEAST_MASS = 0.01
 """`label_mass` below which an answer is warned of: a model that means one of the options has far more."""
 OF_A_TEXT = (BadRequest, TemplateError, PromptTooLarge, FrameTooLarge, DecodeFailed)
@@ -78,14 +73,14 @@ async def _decide_all(options: argparse.Namespace, loaded: Loaded, texts: list[s
                     row = [text, *(_cell(*pair) for pair in pairs), f"{masses[-1]:.2f}", ""]
                     told = {"answers": {str(question.name): _told(question, answer) for question, answer in pairs}}
                 if is_shown:
-                    rows.append(row)
+                    rows.append([" ".join(text.split()), *row[1:]])
                 elif options.table:
                     await output.write(_line(row))
                 else:
                     await output.write(json.dumps({"text": text} | told, ensure_ascii=False) + "\n")
         finally:  # what has been asked, also where the rest was stopped
             if rows:
-                _show(columns, rows)
+                print_table(columns, rows)
     if unsure := sum(mass < LEAST_MASS for mass in masses):
         texts_told = f"of {unsure:,} of {len(texts):,} texts " if len(texts) > 1 else ""
         say.warn(
@@ -93,23 +88,6 @@ async def _decide_all(options: argparse.Namespace, loaded: Loaded, texts: list[s
             "with one of the options, so their probabilities say little; reword the question, or use another model"
         )
     return 1 if failed else 0
-
-
-def _show(columns: list[str], rows: list[list[str]]) -> None:
-    """The table on a terminal: each text as far as the other columns leave it columns."""
-    width = width_of(sys.stdout)
-    filled = [at for at in range(1, len(columns)) if any(row[at] for row in rows)]
-    others = [[row[at] for at in filled] for row in rows]
-    beside = laid_out([columns[at] for at in filled], others, None)
-    room = SHOWN_CHARS if width is None else width - len(GAP) - max(map(cell_len, beside))
-    most = room if room >= LEAST_CHARS else SHOWN_CHARS
-    print_table(columns, [[_cut(text, most), *rest] for text, *rest in rows])
-
-
-def _cut(text: str, most: int) -> str:
-    """A text in one line of at most so many columns."""
-    line = " ".join(text.split())
-    return line if cell_len(line) <= most else f"{cropped(line, most - 1).rstrip()}…"
 
 
 def _request(options: argparse.Namespace, number: int, text: str, model: str | None) -> DecisionRequest:

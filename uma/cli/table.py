@@ -110,7 +110,7 @@ def laid_out(
     shown = [at for at, name in enumerate(columns) if spare.get(name, 0) <= width]
     cells = [[sanitize_line(row[at]) for at in shown] for row in (columns, *rows)]
     widths = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
-    most = max(widths)
+    most = min(max(widths), width)
     while most > 1 and sum(min(most, whole) + len(GAP) for whole in widths) > width + len(GAP):
         most -= 1
 
