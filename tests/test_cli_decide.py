@@ -85,7 +85,7 @@ def test_a_terminal_has_the_table_in_columns_and_texts_that_are_cut_say_so(
     assert first.startswith("Buy now!  ")
     assert failed.split()[-3:] == ["see", "text", "2"]
     assert cut.startswith("The meeti")
-    assert "…" in cut[:topic] and cut[:topic].endswith(" nine.  ")
+    assert "…at nine.  " in cut[:topic]
 
 
 @pytest.mark.parametrize(
