@@ -98,11 +98,12 @@ def test_names_in_an_explanation_are_code_and_its_last_line_stands_clear_of_the_
 
 def test_code_in_a_question_is_shown_as_code(here: Visitor) -> None:
     page = here.visit().page
-    here.ask("What does *this* do?\n```python\nx = [1]\n```\nBe short.")
-    expect(page.locator(".bubble .code code")).to_have_text("x = [1]\n")
+    here.ask("What does *this* do?\n```python\nx = [1]\n```\n```python\ny = 2\n```\nBe short.")
+    expect(page.locator(".bubble .code code")).to_have_text(["x = [1]\n", "y = 2\n"])
     expect(page.locator(".bubble")).to_contain_text("What does *this* do?")
     expect(page.locator(".bubble")).to_contain_text("Be short.")
     here.wait_for_answer()
+    assert violations(page) == []  # two of one language are two of one name
 
 
 def test_a_button_beside_stop_queues_what_is_in_the_box(browser: Browser, tmp_path: Path) -> None:

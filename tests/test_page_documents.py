@@ -129,7 +129,7 @@ def test_a_long_paste_can_be_a_file_and_a_long_question_is_folded(here: Visitor)
     page.get_by_role("button", name="Show all").click()
     assert bubble.evaluate(mask) == "none"
     assert bubble.evaluate("each => each.scrollHeight - each.clientHeight") <= 1
-    expect(bubble.get_by_role("region", name="Code in python")).to_have_text("print(1)")
+    expect(bubble.get_by_role("group", name="Code in python")).to_have_text("print(1)")
     here.ask("Short")
     expect(page.locator(".bubble").nth(1)).to_have_text("Short")
     assert page.locator(".bubble").nth(1).evaluate(mask) == "none"

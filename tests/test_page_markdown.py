@@ -130,7 +130,7 @@ def check(elements: list[tuple[str, str, dict[str, str]]]) -> None:
             assert tag not in ("maction", "annotation-xml", "mglyph", "a"), tag
             assert not [name for name in attributes if re.match("href|src|id|on", name)], attributes
             continue
-        is_own = tag in OWN_TAGS or attributes.get("role") == "region"
+        is_own = tag in OWN_TAGS or attributes.get("role") == "group"
         assert is_own or tag in HTML_TAGS, tag
         assert attributes.keys() <= (OWN_ATTRIBUTES if is_own else ATTRIBUTES), attributes
         if "href" in attributes:

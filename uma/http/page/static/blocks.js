@@ -125,7 +125,7 @@ function dress(block) {
     const language = code.getAttribute("data-language") ?? "";
     colour(code, language);
     pre.tabIndex = 0;
-    pre.setAttribute("role", "region");
+    pre.setAttribute("role", "group");
     pre.setAttribute("aria-label", language ? `Code in ${language}` : "Code");
     const button = iconButton("copy", "Copy the code", () => copy(button, code.textContent ?? ""), "copy-code");
     const frame = h("div", { class: "code", dir: "ltr" }); // whatever language surrounds it
@@ -133,7 +133,7 @@ function dress(block) {
     frame.append(h("div", { class: "code-bar" }, h("span", {}, language || "text"), button), pre);
   }
   for (const table of block.querySelectorAll("table")) {
-    const frame = h("div", { class: "table", tabindex: 0, role: "region", "aria-label": "Table" });
+    const frame = h("div", { class: "table", tabindex: 0, role: "group", "aria-label": "Table" });
     table.replaceWith(frame);
     frame.append(table);
   }
