@@ -141,6 +141,7 @@ def test_rows_are_walked_by_keys_and_a_row_that_ends_keeps_the_focus(fed: Visito
 def test_what_happens_is_told_to_screen_readers_and_not_each_time_that_it_changes(fed: Visitor) -> None:
     page = fed.page
     feed(page, frame(1, "ab", "c"), frame(2, "abc"), frame(3, "ab", "cd"), frame(4, "a"))
+    expect(page.locator("#live-hint")).to_have_text("None waits.")
     expect(page.locator("#live-words")).to_have_text("1 running")
     assert page.locator("#announcer p").all_inner_texts() == ["2 running, 1 waiting"]
 

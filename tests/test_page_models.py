@@ -42,7 +42,7 @@ LOAD = {
 """Six requests that answer and one that waits, of two models."""
 BEYOND = "all => all.map((each) => each.scrollWidth - each.clientWidth)"
 """By how much words are wider than their place."""
-READABLE = {360: (70, 230), 800: (45, 150), 1200: (45, 250), 1600: (45, 320), 1920: (45, 400)}
+READABLE = {360: (85, 230), 800: (55, 150), 1200: (55, 250), 1600: (55, 320), 1920: (55, 400)}
 """By the window's width: the most height of a request, and the least width of its ticks, in pixels."""
 MEASURES = """[
     Math.max(...[...document.querySelectorAll(".lane")].map(({ offsetHeight }) => offsetHeight)),
@@ -279,6 +279,7 @@ def test_the_live_view_names_a_model_that_is_waited_for(here: Visitor) -> None:
         highest, narrowest = page.evaluate(MEASURES)
         assert highest <= most and narrowest >= canvas, (width, highest, narrowest)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.locator(".lane-of").first.evaluate_all(BEYOND) == [0]  # its number and its model are read
         beyond = page.locator(".tile :is(dt, dd)").evaluate_all(BEYOND)
         assert len(beyond) == 12 and max(beyond) <= 0, (width, beyond)
     assert violations(page) == []

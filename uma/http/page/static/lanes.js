@@ -246,13 +246,13 @@ export class Lanes {
   take(frame) {
     this.column = Math.round(frame.at_ms / INTERVAL_MS);
     const scene = new Scene(frame, this.own);
+    this.list.classList.toggle("is-several", frame.models.length > 0);
     for (const lane of this.rows) if (!lane.endedAt && !scene.all.has(lane.request.id)) lane.end(frame.at_ms);
     const shown = this.shownOf(scene);
     for (const request of shown) this.laneOf(request, frame.at_ms).take(request, this.column, scene);
-    const below = this.rows.findLastIndex(({ endedAt }) => !endedAt);
-    const isOver = (/** @type {Lane} */ lane, /** @type {number} */ at) =>
-      lane.endedAt && !lane.isHeld && frame.at_ms - lane.endedAt > LINGER_MS[at > below ? "below" : "between"];
-    const over = new Set(this.rows.filter(isOver));
+    const isDue = (/** @type {Lane} */ { endedAt, isHeld }, /** @type {number} */ ms) => endedAt && !isHeld && frame.at_ms - endedAt > ms;
+    const last = this.rows.findLastIndex((lane) => !isDue(lane, LINGER_MS.below));
+    const over = new Set(this.rows.filter((lane, at) => isDue(lane, LINGER_MS[at > last ? "below" : "between"])));
     for (const { element } of over) element.remove();
     this.rows = this.rows.filter((lane) => !over.has(lane));
     this.paint();

@@ -13,8 +13,8 @@ const MOST_MS = 60_000;
 /** By the reason that the server tells. */
 const ENDS = new Map([
   ["stop", "finished"],
-  ["length", "finished at its length limit"],
-  ["cancelled", "cancelled, or its program disconnected"],
+  ["length", "length limit"],
+  ["cancelled", "cancelled"],
 ]);
 const NONE = "–";
 const KINDS = /** @type {const} */ (["interactive", "normal", "background"]);
@@ -221,5 +221,5 @@ function wordsOf({ figures, models }, most) {
   const time = every && waiting && !loading ? [`The last one begins in about ${duration(1_000 * Math.ceil((waiting * every) / 1_000))}.`] : [];
   const bound = most && waiting && running >= most && !models.length ? [`At most ${number(most)} run at once (--max-sequences).`] : [];
   const load = loading ? [`${number(loading)} for a model to load.`] : [];
-  return [`${number(running)} running${waiting ? `, ${number(waiting)} waiting` : ""}`, [...load, ...time, ...bound].join(" ")];
+  return [`${number(running)} running${waiting ? `, ${number(waiting)} waiting` : ""}`, [...load, ...time, ...bound].join(" ") || (waiting ? "Each begins once a slot is free." : "None waits.")];
 }
