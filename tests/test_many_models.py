@@ -723,6 +723,71 @@ async def test_streams_and_no_other_answers_begin_while_their_model_is_loaded(
     assert {message["type"] for message in (first, *rest)} == {"http.response.body"}
 
 
+async def test_what_waits_for_a_load_when_the_server_stops_is_told_so_in_its_own_dialect(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mock_clock: trio.testing.MockClock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "uma.http")
+    monkeypatch.setenv("UMA_MODELS", str(folder))
+    config = RuntimeConfig(models="alpha", threads=1)
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    chat = {"model": "alpha", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+    streams = {
+        "/v1/chat/completions": b"data: {",
+        "/v1/completions": b"data: {",
+        "/v1/messages": b"event: error\ndata: {",
+        "/completion": b"data: {",
+        "/api/chat": b'{"error":',
+    }
+    said: dict[tuple[str, bool], list[Message]] = {}
+
+    async def ask(path: str, is_streamed: bool) -> None:
+        body = [json.dumps({**chat, "prompt": "Hi", "input": "Hi", "stream": is_streamed}).encode()]
+        answer = said[path, is_streamed] = []
+
+        async def hear() -> Message:
+            if not body:
+                await trio.sleep_forever()
+            return {"type": "http.request", "body": body.pop()}
+
+        async def write(message: Message) -> None:
+            answer.append(message)
+
+        await app(
+            {"type": "http", "method": "POST", "path": path, "headers": headers, "query_string": b""}, hear, write
+        )
+
+    others = children(os.getpid())
+    async with open_models(config, LoadProgress()) as models:
+        app = build_app(gateway := Gateway.of(models, config))
+        async with trio.open_nursery() as nursery:
+            for path in (*streams, "/v1/responses", "/v1/embeddings", "/tokenize"):
+                nursery.start_soon(ask, path, False)
+            for path in streams:
+                nursery.start_soon(ask, path, True)
+            while not (pids := children(os.getpid()) - others):
+                await trio.lowlevel.checkpoint()
+            os.kill(pid := pids.pop(), signal.SIGSTOP)
+            await trio.testing.wait_all_tasks_blocked()
+            mock_clock.jump(HEARTBEAT_SEC)
+            await trio.testing.wait_all_tasks_blocked()
+            gateway.abort()
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+        os.kill(pid, signal.SIGCONT)
+    for (path, is_streamed), (start, *parts) in said.items():
+        last = parts[-1]["body"]
+        assert b"the server is stopping" in last
+        assert not parts[-1]["more_body"]
+        assert start["status"] == (200 if is_streamed else 503)
+        assert last.startswith(streams[path] if is_streamed else b"{")
+    ends = [record.getMessage() for record in caplog.records if "event=http.request" in record.getMessage()]
+    assert len(ends) == len(said)
+    assert all(" code=E_RUNTIME_SHUTDOWN " in end for end in ends)
+
+
 async def test_a_load_that_says_the_same_again_stands_still(mock_clock: trio.testing.MockClock) -> None:
     load = ModelLoad()
     due = []

@@ -238,8 +238,9 @@ class _Endpoint:
         http.scope = scope  # with the path's parameters
         http.takes_form = self.handle is openai_transcriptions.transcriptions and not http.is_json
         try:
-            async with self._gateway(http) as gateway:
-                await self.handle(gateway, http)
+            with self.gateway.answered(http):
+                async with self._gateway(http) as gateway:
+                    await self.handle(gateway, http)
         except UmaError as error:
             await _fail(http, error)
         except ClientGoneError:
@@ -259,10 +260,7 @@ class _Endpoint:
 
 
 async def _fail(http: Exchange, error: UmaError) -> None:
-    problem = http.problem(error)
-    level = logging.INFO if problem.kind == "loading" else logging.WARNING  # whoever polls `/health` asks many times
-    asked = {"path": http.path[:100], "status": problem.status}  # what is longer is no path of ours
-    http.lines.log(logger, level, "http.failed", request=http.id, **asked, code=error.code, message=error.message)
+    problem = http.failed(error)
     if not http.is_started:
         await http.fail(dialect_of(http), problem)
     elif http.streamed is not None:
@@ -403,6 +401,7 @@ def _log_request(http: Exchange, ms: float) -> None:
         method=http.scope["method"],
         path=http.path,
         status=http.status or CLIENT_LEFT,
+        code=None if http.failure is None else http.failure.code,
         model=http.model,
         key=http.account.name if http.account else None,
         prompt=http.tokens.get("prompt"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
@@ -33,6 +34,8 @@ from uma.protocol.json_size import check_size
 from uma.types import EventStream, Finished
 from uma.version import __version__
 from uma.wrong import Wrong, WrongValues
+
+logger = logging.getLogger("uma.http")
 
 Header = tuple[bytes, bytes]
 
@@ -130,6 +133,8 @@ class Exchange:
     """Speed of the last of them."""
     takes_form: bool = attrs.field(default=False, init=False)
     """Whether its body is a form with a file, and not JSON."""
+    failure: UmaError | None = attrs.field(default=None, init=False)
+    """What its answer ended with, or is; None: no error."""
     streamed: Dialect | None = attrs.field(default=None, init=False)
     """Dialect of a stream that has begun before its model was loaded."""
     _streams: list[EventStream] = attrs.field(factory=list, init=False)
@@ -375,9 +380,13 @@ class Exchange:
         for stream in self._streams:
             stream.end_thinking()
 
-    def problem(self, error: UmaError) -> Problem:
-        """The problem that `error` is, with the body's own names."""
-        return Problem.of(error, self.names)
+    def failed(self, error: UmaError) -> Problem:
+        """The problem that `error` is, which ends the answer: with the body's own names, and in the log."""
+        self.failure, problem = error, Problem.of(error, self.names)
+        level = logging.INFO if problem.kind == "loading" else logging.WARNING  # a client that polls asks many times
+        asked = {"path": self.path[:100], "status": problem.status}  # what is longer is no path of ours
+        self.lines.log(logger, level, "http.failed", request=self.id, **asked, code=error.code, message=error.message)
+        return problem
 
     async def fail(self, dialect: Dialect, problem: Problem) -> None:
         """Send an error in the dialect's form. The connection stays usable, or, where a body is left unread, the answer

@@ -28,7 +28,7 @@ from uma.http.generation import gather, stream, unless_gone
 from uma.http.ignored import header_value
 from uma.http.keys import KeyFile
 from uma.http.models import ModelNames
-from uma.http.problem import Forbidden, Problem, RateLimited
+from uma.http.problem import Forbidden, RateLimited
 from uma.http.reader import Reader
 from uma.jobs.store import JobFolder
 from uma.models.names import with_each
@@ -176,7 +176,8 @@ class Gateway:
     """What runs just now, by the id in its answer's `X-Request-Id`; the page's answers by their request's own."""
     _owners: dict[str, Hashable] = attrs.field(factory=dict, init=False)
     """Whose the last requests were, by the same ids, the newest last."""
-    _running: set[_Work] = attrs.field(factory=set, init=False)
+    _running: dict[str, _Work] = attrs.field(factory=dict, init=False)
+    """What `abort` ends, by the ids of exchanges."""
 
     @jobs.default
     def _jobs(self) -> JobFolder | None:
@@ -259,7 +260,7 @@ class Gateway:
             error = work.error()
             if not http.is_started:
                 raise error
-            await http.write(writer.failed(Problem.of(error)), is_last=True)
+            await http.write(writer.failed(http.failed(error)), is_last=True)
 
     async def compute(
         self,
@@ -290,17 +291,37 @@ class Gateway:
         raise work.error()
 
     @contextmanager
+    def answered(self, http: Exchange) -> Iterator[None]:
+        """The block that answers a request. Raises `ShuttingDown` where `abort` ended it: before an answer or a model
+        was there.
+        """
+        with self._ended_by_abort(http) as work:
+            yield
+        if work.scope.cancelled_caught:
+            raise work.error()
+
+    @contextmanager
+    def _ended_by_abort(self, http: Exchange) -> Iterator[_Work]:
+        """A block that `abort` ends; of two, one in the other, the inner one alone."""
+        work, outer = _Work(http), self._running.get(http.id)
+        self._running[http.id] = work
+        with work.scope:
+            try:
+                yield work
+            finally:
+                del self._running[http.id]
+                if outer is not None:
+                    self._running[http.id] = outer
+
+    @contextmanager
     def _ended_from_outside(self, http: Exchange, requests: int) -> Iterator[_Work]:
         """A block in which so many requests run, and that `abort` or the client itself can end."""
-        work = _Work(http)
-        with work.scope, running(http.account, requests):
-            self._running.add(work)
+        with self._ended_by_abort(http) as work, running(http.account, requests):
             self.began(http.id, work)
             http.has_computed = True
             try:
                 yield work
             finally:
-                self._running.discard(work)
                 del self.answering[http.id]
 
     def admitted(self, http: Exchange, requests: Sequence[Request]) -> Sequence[Request]:
@@ -378,9 +399,10 @@ class Gateway:
         return source.streams_of(user) if user is not None and isinstance(source, HasUsers) else {}
 
     def abort(self) -> None:
-        """End everything that generates, and tell its clients that the server stops."""
-        for work in self._running:
-            work.end(_too_late())
+        """End everything that generates, or waits before its answer, and tell its clients that the server stops."""
+        for id, work in self._running.items():
+            if id in self.answering or not work.exchange.is_started or work.exchange.streamed is not None:
+                work.end(_too_late())
         for end in self.at_abort:
             end()
 

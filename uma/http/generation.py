@@ -193,7 +193,7 @@ class _Streamed:
 
     async def _break_off(self, error: UmaError) -> None:
         """End an answer that has begun, behind the events of its requests."""
-        self._unsent.append(self.writer.failed(self.http.problem(error)))
+        self._unsent.append(self.writer.failed(self.http.failed(error)))
         await self._write_unsent()
         await self.http.write(b"", is_last=True)
 
@@ -205,7 +205,7 @@ class _Streamed:
         if self._failure is None:
             self._push(self.writer.end([self._results[index] for index in sorted(self._results)]))
         elif self.http.is_started or self._unsent:
-            self._push(self.writer.failed(self.http.problem(self._failure)))
+            self._push(self.writer.failed(self.http.failed(self._failure)))
         self._is_over = True
         self._work.ring()
 

@@ -75,10 +75,10 @@ def short_line(record: logging.LogRecord, more: Mapping[str, Any]) -> str:
     code, message = fields.get("code", ""), fields.get("message", STOPPING)
     if code == ShuttingDown.code and message == STOPPING:
         return ""  # that it stops has been said
-    if code == Ended.code:
-        told = f"{fields.get('request') or _path_words(fields)} was ended, by `uma top` or the live view"
-    elif event in ("http.request", "request.finished"):
+    if event in ("http.request", "request.finished"):
         told = _answered(event, fields)
+    elif code == Ended.code:
+        told = f"{fields.get('request') or _path_words(fields)} was ended, by `uma top` or the live view"
     elif event not in SENTENCES and (fields.get("status", 500) < 500 or code.startswith(OF_CLIENTS)):
         told = _refused(fields)
     else:
@@ -137,7 +137,8 @@ def _path_words(fields: dict[str, Any]) -> str:
 def _answered(event: str, fields: dict[str, Any]) -> str:
     """An answer's tokens and speed. Failures have a line of their own, and of what only looks there is none."""
     path, status = fields.get("path", ""), fields.get("status", 200)
-    if path.startswith("/ui/") or status >= 400 or fields.get("method") in ("GET", "HEAD", "OPTIONS"):
+    failed = status >= 400 or "code" in fields
+    if path.startswith("/ui/") or failed or fields.get("method") in ("GET", "HEAD", "OPTIONS"):
         return ""
     what = _path_words(fields)
     what += f" {fields['model']}" if fields.get("model") else ""
