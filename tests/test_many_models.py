@@ -116,6 +116,17 @@ def test_no_name_and_another_companys_are_the_first_models_and_the_answer_says_s
     assert (text_of(other), other.headers["x-uma-model"]) == (texts["alpha"], "alpha")
 
 
+def test_the_first_request_after_the_default_model_s_file_is_gone_has_the_next_one(tmp_path: Path) -> None:
+    for name in ("alpha", "beta"):
+        write_model(tmp_path / f"{name}.gguf")
+    variables = {"UMA_MODELS": str(tmp_path), "HF_HOME": str(tmp_path), "HOME": str(tmp_path)}
+    with short_directory() as place, running_http(place, "--models", "all", **variables) as server:
+        assert complete(server, None).json["model"] == "alpha"
+        (tmp_path / "alpha.gguf").unlink()
+        other = complete(server, "gpt-4o")
+        assert (other.status, other.headers["x-uma-model"]) == (200, "beta")
+
+
 @pytest.mark.parametrize(
     ("path", "body", "at"),
     [

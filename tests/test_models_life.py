@@ -25,8 +25,11 @@ from harness import PATIENCE_SEC, short_directory
 from models import CHATML, write_large_cells, write_model
 from uma.config import ModelSettings, RuntimeConfig
 from uma.errors import BadRequest, ConfigError, InternalError, ModelUnusable, UnknownModel
+from uma.http import openai
+from uma.http.problem import Problem
 from uma.models.shelf import Shelf
 from uma.supervisor import LoadedModels, child, open_models
+from uma.supervisor.model import CROWDED_MS
 from uma.supervisor.models import IDLE_UNLOAD, MEASURE_SEC, RESCAN_SEC
 from uma.types import LoadProgress, Request, SamplingParams, Source, Token
 
@@ -147,8 +150,11 @@ async def test_a_pin_that_is_refused_for_memory_is_no_failure_of_the_model(
     async with opened(folder, monkeypatch, memory=300, cache_ram_mb=0) as models:
         taken = (await models.pin("alpha")).memory_bytes
         monkeypatch.setattr(models, "budget_bytes", taken * 3 // 2)  # for one
-        with pytest.raises(ModelUnusable, match=r"beside alpha, which stays, there are .*; unpin it"):
+        with pytest.raises(ModelUnusable, match=r"beside alpha, which stays, there are .*; unpin it") as failed:
             await models.pin("beta")
+        problem = Problem.of(failed.value)
+        assert (problem.status, problem.retry_after_ms) == (503, CROWDED_MS)
+        assert openai.error(problem, "")["error"]["code"] == "model_unusable"
         refused = models.find("beta")
         assert (refused.state, refused.failure, refused.retry_in_sec) == ("unloaded", "", 0)
         await models.pin("alpha", is_pinned=False)
@@ -198,7 +204,7 @@ async def test_a_process_that_does_not_end_keeps_its_memory_from_others_until_it
             patch.setattr(child, "KILL_SEC", 0.0)
             await models.unload("alpha")
             await until(lambda: models.find("alpha").state == "unloaded")
-        with pytest.raises(InternalError, match="beside a process of another, which does not end, there are"):
+        with pytest.raises(ModelUnusable, match="beside a process of another, which does not end, there are"):
             await models.load("beta")
         ends.set()
         await until(lambda: begun[0].poll() is not None)
@@ -391,9 +397,10 @@ async def test_the_default_is_a_model_with_a_chat_template_and_that_it_changes_i
         for name, template in (("alpha", None), ("beta", CHATML), ("gamma", CHATML)):
             write_model(place / f"{name}.gguf", chat_template=template)
         async with opened(place, monkeypatch, models="all") as models:
-            assert list(models.names) == ["beta", "gamma", "alpha", "builtin"]
+            assert list(models.names) == ["beta", "gamma", "builtin", "alpha"]
             (place / "beta.gguf").unlink()
-            await models.look_again(is_changed=True)
+            async with models.using(None) as source:  # the first request that names none
+                assert source.info.model.name == "gamma"
             assert models.info.models[0] == "gamma"
     assert "model.default_changed model=gamma before=beta" in caplog.text
 

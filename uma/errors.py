@@ -195,8 +195,8 @@ class ContractViolation(UmaError):
 
 
 class ModelUnusable(ModelError):
-    """One of several models cannot be loaded: its file is broken, or no memory holds it. Asking again changes nothing.
-    The message has the reason.
+    """One of several models cannot be loaded: its file is broken, or no memory holds it. Asking again changes nothing,
+    unless it carries `retry_after_ms`: others that stay have the memory. The message has the reason.
     """
 
     code = "E_RUNTIME_MODEL"

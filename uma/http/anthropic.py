@@ -43,6 +43,7 @@ _TYPES = {
     "rate": "rate_limit_error",
     "overloaded": "rate_limit_error",
     "busy": "overloaded_error",
+    "crowded": "overloaded_error",
     "loading": "overloaded_error",
     "stopping": "overloaded_error",
     "fault": "api_error",

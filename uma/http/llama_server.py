@@ -35,6 +35,7 @@ _TYPES = {
     "rate": "rate_limit_error",
     "overloaded": "rate_limit_error",
     "busy": "unavailable_error",
+    "crowded": "unavailable_error",
     "loading": "unavailable_error",
     "stopping": "unavailable_error",
     "fault": "server_error",

@@ -88,7 +88,7 @@ async def _meant(gateway: Gateway, models: Models, http: Exchange, asked: str | 
     except (UnknownModel, Forbidden):
         if not gateway.config.takes_any_model and not (asked or "").startswith(FOREIGN):
             raise
-        name = own_model(models, http, None)
+        name = await known_model(models, http, None)
     shown = models.listed()[0].name if name is None else models.find(name).name
     if asked is not None and without_adapter(asked, models.find(shown).adapters) != shown:
         http.extra_headers.append((MODEL_HEADER, header_value(shown)))
@@ -96,8 +96,12 @@ async def _meant(gateway: Gateway, models: Models, http: Exchange, asked: str | 
 
 
 async def known_model(models: Models, http: Exchange, asked: str | None) -> str | None:
-    """The whole name of `own_model`. The folders are looked at again where it is not known: it can have come since."""
-    if asked is not None:
+    """The whole name of `own_model`. The folders are looked at again where it is not known, or the default one is gone:
+    another can have come since.
+    """
+    if asked is None:
+        await models.card(None, loads=False)
+    else:
         try:
             models.find(asked)
         except (UnknownModel, ModelUnusable):

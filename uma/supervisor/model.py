@@ -47,6 +47,8 @@ LEAST_WAIT_MS = 1.0
 """Minimum time for which a model was waited for to be told: what is loaded is found sooner."""
 LOOK_SEC = 1.0
 """Maximum time of a question about what a process does; then what it said last is taken."""
+CROWDED_MS = 10_000
+"""Time after which a request is to come again for which there was no memory beside models that stay."""
 STANDSTILL_SEC = 300.0
 """How long a load can tell of no progress. Then its process is ended, so that the models behind it have their turn."""
 
@@ -78,7 +80,7 @@ class ModelLoad:
     failure: str = ""
     """Why the model cannot be loaded; empty while it can."""
     is_refused: bool = False
-    """Whether that is the memory of pinned models, and no fault of this one."""
+    """Whether that is the memory of others that stay, and no fault of this one."""
     patience: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     """Ends a load that stands still."""
 
@@ -177,7 +179,7 @@ class ServedModel:
         self.waiting += 1
         try:
             while self.successor is None:
-                await self._follow_file()
+                await self.follow_file()
                 if self.successor is not None:
                     break
                 if self.client is not None and not self.client.is_lost and not self.is_leaving:
@@ -185,16 +187,17 @@ class ServedModel:
                 load = self.loader.ask_for(self)
                 await load.ended.wait()
                 if load.failure:
-                    raise (ModelUnusable(load.failure) if load.is_refused else self.failure(load.failure))
+                    refused = ModelUnusable(load.failure, retry_after_ms=CROWDED_MS)
+                    raise refused if load.is_refused else self.failure(load.failure)
             return None
         finally:
             self.waiting -= 1
 
     def failure(self, why: str) -> UmaError:
         """The error that a load ends with."""
-        return (ModelUnusable if self.objection else InternalError)(why, retry_after_ms=self.retry_after_ms)
+        return ModelUnusable(why) if self.objection else InternalError(why, retry_after_ms=self.retry_after_ms)
 
-    async def _follow_file(self) -> None:
+    async def follow_file(self) -> None:
         """Have it leave where its file is another by now, so that this one is loaded. Raises `UnknownModel` where it is
         gone.
         """

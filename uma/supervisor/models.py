@@ -270,8 +270,12 @@ class LoadedModels(Models):
         return None if found.client else found.load.percent if found.load else 0
 
     async def _find(self, name: str | None) -> ServedModel:
-        """The model of a name. One that is not known, or is broken, can have come since: the folders are read again."""
+        """The model of a name. One that is not known, or is broken, can have come since, and the default one can have
+        gone: the folders are read again.
+        """
         try:
+            if name is None:
+                await self._model(None).follow_file()
             return self._model(name)
         except (UnknownModel, ModelUnusable):
             await self.look_again()
@@ -594,7 +598,7 @@ class LoadedModels(Models):
                 continue
             if needs_bytes > most_bytes:
                 there = f"beside a process of another, which does not end, there are {size(max(0, most_bytes))}"
-                self._refuse(model, self._too_large(model, there, most_bytes))
+                self._refuse(model, self._too_large(model, there, most_bytes), is_crowded_out=True)
                 continue
             residents = [candidate.as_resident() for candidate in self._known.values() if candidate.has_process]
             if ahead_bytes:
@@ -609,7 +613,7 @@ class LoadedModels(Models):
                     names = ", ".join(step.pinned)
                     stay, which = ("stays", "it") if len(step.pinned) == 1 else ("stay", "one")
                     there = f"beside {names}, which {stay}, there are {size(max(0, left))}; unpin {which}"
-                    self._refuse(model, self._too_large(model, there, left), is_pinned_out=True)
+                    self._refuse(model, self._too_large(model, there, left), is_crowded_out=True)
                     continue
                 if step.leave and model.objection:
                     self._refuse(model, f"{model.objection}; nothing leaves for it again")
@@ -620,14 +624,14 @@ class LoadedModels(Models):
             ahead_bytes += needs_bytes
         return None, again_at
 
-    def _refuse(self, model: ServedModel, why: str, *, is_pinned_out: bool = False) -> None:
-        """Tell all that wait for a model that it cannot be loaded; or not as long as others are pinned."""
+    def _refuse(self, model: ServedModel, why: str, *, is_crowded_out: bool = False) -> None:
+        """Tell all that wait for a model that it cannot be loaded; or not as long as others stay."""
         assert model.load is not None
         self._asked.remove(model)
-        model.load.failure, model.load.is_refused = why, is_pinned_out
+        model.load.failure, model.load.is_refused = why, is_crowded_out
         model.load.ended.set()
         if model.stays:  # it is tried again by itself, and not at once
-            of_its_own = model.failures.why if is_pinned_out else why
+            of_its_own = model.failures.why if is_crowded_out else why
             model.failures.note(of_its_own, trio.current_time(), None)
         model.load = None
         self.changed()
