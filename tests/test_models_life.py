@@ -471,6 +471,49 @@ LOADS = int(os.environ.get("TEST_LOADS", "6"))
 
 
 @pytest.mark.timeout(PATIENCE_SEC * LOADS)
+async def test_the_log_has_the_reason_for_which_each_model_has_left(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, mock_clock: trio.testing.MockClock
+) -> None:
+    caplog.set_level("INFO", "uma")
+    with short_directory() as place:
+        for seed, name in enumerate(NAMES):
+            write_model(place / f"{name}.gguf", seed=seed)
+        async with opened(place, monkeypatch, models="all", cache_ram_mb=0) as models:
+
+            async def gone(name: str) -> None:
+                await until(lambda: models.find(name).state == "unloaded")
+
+            taken = (await models.load("alpha")).memory_bytes
+            await models.unload("alpha")
+            await gone("alpha")
+            await models.load("alpha")
+            monkeypatch.setattr(models, "budget_bytes", taken * 3 // 2)  # for one alone
+            mock_clock.jump(60)
+            await models.load("beta")
+            mock_clock.jump(60 * IDLE_UNLOAD + 1)
+            await gone("beta")
+            await models.load("beta", keep_sec=5)
+            mock_clock.jump(6)
+            await gone("beta")
+            await models.load("alpha")
+            write_model(place / "new.gguf", seed=3).replace(place / "alpha.gguf")
+            await models.load("alpha")
+            (place / "alpha.gguf").unlink()
+            with pytest.raises(UnknownModel):
+                await models.load("alpha")
+            await models.load("gamma-one")
+    assert re.findall(r'event=model.ended model=(\S+) reason="(.*?)(?: \d+ s.*)?"', caplog.text) == [
+        ("alpha", "asked to (unload)"),
+        ("alpha", "memory for beta"),
+        ("beta", "idle for"),
+        ("beta", "idle for"),
+        ("alpha", "its file was replaced"),
+        ("alpha", "its file was deleted"),
+        ("gamma-one", "the server stops"),
+    ]
+    assert re.findall(r"idle for \d+ s \((\w+)\)", caplog.text) == ["idle_unload", "keep_alive"]
+
+
 async def test_loads_and_unloads_leave_nothing_behind(
     folder: Path, monkeypatch: pytest.MonkeyPatch, mock_clock: trio.testing.MockClock
 ) -> None:

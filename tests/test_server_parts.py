@@ -6,6 +6,8 @@ import logging
 import os
 import pty
 import socket
+import subprocess
+import sys
 import tempfile
 import tty
 from collections.abc import Iterator
@@ -24,10 +26,30 @@ from hypothesis import strategies as st
 
 from uma.config import RuntimeConfig
 from uma.errors import ConfigError
+from uma.http import serve
 from uma.net.logfmt import LogEvent
-from uma.server import socketfile
+from uma.server import server, socketfile
 from uma.server.clock import IdleClock
 from uma.server.logs import LineHandler, json_line, log, logfmt, logging_to, short_line
+from uma.server.main import END_SEC
+
+# The end
+
+
+def test_last_words_fit_into_the_time_after_which_a_server_is_ended() -> None:
+    """Which docs/operations.md tells as two seconds."""
+    assert max(serve.FAREWELL_SEC, server.FAREWELL_SEC) < END_SEC < 2
+    assert server.COUNT_SEC + server.FAREWELL_SEC <= END_SEC  # without any time for what runs
+
+
+def test_a_process_that_has_served_ends_with_its_code_before_the_interpreter_is_taken_apart() -> None:
+    program = (
+        "import atexit, sys\nfrom uma.server import end_with\natexit.register(print, 'taken apart', flush=True)\n"
+        "print('served', flush=True)\nsys.exit(end_with(130))"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=False)
+    assert (ended.returncode, ended.stdout) == (130, b"served\n")
+
 
 # The idle clock
 
@@ -176,7 +198,7 @@ def test_a_terminal_shows_what_was_answered_where_to_ask_and_nothing_that_only_l
             log(http, logging.WARNING, "http.failed", code="E", message="no such path: /x\x1b[2J")
             log(server, logging.INFO, "cache.disk_enabled", folder="/c", most_mib=4096)
             log(server, logging.INFO, "model.loaded", model="Qwen2.5-Coder-0.5B-Instruct", ms=4928, bytes=3)
-            log(server, logging.WARNING, "model.ended", model="m", why=None)
+            log(server, logging.WARNING, "model.ended", model="m", reason="memory for n")
             log(server, logging.INFO, "request.ended", session="s5", number=65537, was_running=True)
             ended: dict[str, Any] = {"request": "chat-6033-1", "code": "E_RUNTIME_ENDED", "message": "it was ended"}
             log(server, logging.WARNING, "request.failed", **ended)
@@ -199,7 +221,7 @@ def test_a_terminal_shows_what_was_answered_where_to_ask_and_nothing_that_only_l
         "socket 3 → 5 tokens, 210 tokens/s, cancelled",
         "warning: no such path: /x\\u001b[2J",
         "Qwen2.5-Coder-0.5B-Instruct is loaded, after 4.9 s",
-        "warning: m has left memory",
+        "warning: m has left memory: memory for n",
         "chat-6033-1 was ended, by `uma top` or the live view",
         "warning: gemma: beside all weights there is memory there is memory there",
     ]

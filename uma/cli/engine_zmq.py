@@ -29,7 +29,7 @@ def main(options: argparse.Namespace) -> int:
     except ImportError as error:
         raise ConfigError(f"engine-zmq needs {error.name}: pip install '.[zmq]'") from None
     from uma.engine import Engine  # noqa: PLC0415  (slow to import, as all below)
-    from uma.server import run_server  # noqa: PLC0415
+    from uma.server import end_with, run_server  # noqa: PLC0415
     from uma.server.connection import MAX_SESSION_REQUESTS  # noqa: PLC0415
 
     longest = OVERSIZE_FACTOR * config.frame_bytes(takes_media=True)
@@ -47,7 +47,7 @@ def main(options: argparse.Namespace) -> int:
         )
 
     on_ready = partial(_announce, loaded, socket.endpoint)
-    return run_server(config, on_ready, beside=[engine], progress=shown_progress(config.model))
+    return end_with(run_server(config, on_ready, beside=[engine], progress=shown_progress(config.model)))
 
 
 def check_endpoint(endpoint: str, *, is_insecure: bool) -> None:

@@ -22,7 +22,7 @@ from uma.engine.kv.disk import made_folder
 from uma.engine.sizing import free_memory_bytes
 from uma.errors import ConfigError
 from uma.models import catalog
-from uma.server import run_server
+from uma.server import end_with, run_server
 from uma.supervisor import check_models, open_models
 from uma.types import LoadProgress, ServerInfo
 
@@ -68,7 +68,7 @@ def _serve(loaded: Loaded) -> int:
     opened = partial(open_models, tables=loaded.models) if config.models else None
     progress = LoadProgress() if config.models else shown_progress(config.model)
     if not config.http:
-        return run_server(config, on_ready=partial(announce, loaded), progress=progress, opened=opened)
+        return end_with(run_server(config, on_ready=partial(announce, loaded), progress=progress, opened=opened))
     # Slow to import, and not needed without HTTP.
     from uma.http.serve import HttpService, check  # noqa: PLC0415
 
@@ -79,13 +79,10 @@ def _serve(loaded: Loaded) -> int:
         made.append(HttpService(progress, config))
         return made[-1]
 
-    return run_server(
-        config,
-        on_ready=lambda info: announce(loaded, info, made[-1].url),
-        early=[http],
-        progress=progress,
-        opened=opened,
-    )
+    def announced(info: ServerInfo) -> None:
+        announce(loaded, info, made[-1].url)
+
+    return end_with(run_server(config, announced, early=[http], progress=progress, opened=opened))
 
 
 def announce(loaded: Loaded, info: ServerInfo, url: str = "") -> None:

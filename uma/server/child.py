@@ -18,7 +18,7 @@ import trio
 
 from uma.config import RuntimeConfig
 from uma.errors import ModelUnusable, UmaError
-from uma.server.main import run_server
+from uma.server.main import end_with, run_server
 from uma.server.server import SilentServer
 from uma.types import LoadProgress
 
@@ -30,7 +30,7 @@ def main() -> None:
         os.dup2(nothing.fileno(), 0)  # what this process starts must not hold the socket open
     _end_with_peer(watched)
     config = RuntimeConfig(**json.loads(sys.argv[1]))
-    sys.exit(run_server(config, make_server=partial(_OneSession, sock), log_fields={"model": sys.argv[2]}))
+    sys.exit(end_with(run_server(config, make_server=partial(_OneSession, sock), log_fields={"model": sys.argv[2]})))
 
 
 class _OneSession(SilentServer):

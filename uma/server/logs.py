@@ -96,7 +96,7 @@ SENTENCES = {
     "request.ended": "",  # its own failure tells it
     "model.loading": "loading {model}",
     "model.loaded": "{model} is loaded, after {sec} s",
-    "model.ended": "{model} has left memory. {why}",
+    "model.ended": "{model} has left memory: {reason}",
     "model.yielded": "{model} leaves for another program: {reason}",
     "model.too_large": "{reason}",
     "model.default_changed": "{model} answers now where no model is named, which {before} did before",

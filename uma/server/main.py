@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import logging
 import os
@@ -43,7 +44,8 @@ LOAD_END_SEC = 1.0
 disk, and the little that is done beside the weights, cannot be interrupted."""
 
 END_SEC = 1.5
-"""Time from `drain_timeout_sec` on after which the process is ended, so that it has ended within two seconds."""
+"""Time from `drain_timeout_sec` on after which the process is ended, so that it has ended within two seconds: that of
+last words (`FAREWELL_SEC`) and of the end of several models' processes."""
 AT_ONCE_SEC = 1.0
 """Maximum time from a second signal on until the process has ended."""
 
@@ -184,6 +186,14 @@ def end_process(within_sec: float, code: Callable[[], int]) -> threading.Timer:
     return timer
 
 
+def end_with(code: int) -> int:
+    """The exit code of a process that is left to end: it ends at once then. That of the interpreter, which takes apart
+    what the system frees as a whole, takes seconds on a busy machine, and no timer runs any more.
+    """
+    atexit.register(os._exit, code)
+    return code
+
+
 @contextmanager
 def receiving(numbers: Iterable[signal.Signals]) -> Iterator[AsyncIterator[int]]:
     """Receive signals for as long as the process has something to do.
@@ -248,7 +258,8 @@ class ServerRun:
         stops = 0
         async for number in signals:
             name = signal.Signals(number).name
-            log(logger, logging.INFO, "signal", name=name)
+            # Of a model's own process the supervisor tells, with the reason.
+            log(logger, logging.DEBUG if self.server.is_child else logging.INFO, "signal", name=name)
             if name == "SIGUSR1":
                 await self._log_metrics()
             elif name == "SIGUSR2":

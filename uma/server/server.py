@@ -158,8 +158,9 @@ class Server(ConnectionHost):
         self.engine.begin_drain()
         for connection in self._connections:
             connection.drain()
+        deadline = trio.current_time() + self.config.drain_timeout_sec
         await self._log_drain()
-        with trio.move_on_after(self.config.drain_timeout_sec):
+        with trio.move_on_at(deadline):
             await self._all_gone()
         for connection in self._connections:
             connection.abort(ShuttingDown("the server is stopping, and this took longer than drain_timeout_sec"))
@@ -168,12 +169,13 @@ class Server(ConnectionHost):
 
     async def _log_drain(self) -> None:
         """Log how many requests may still finish, in which time: of a model's own process the server in front tells."""
+        if self.is_child:
+            return
         requests = None
         with trio.move_on_after(COUNT_SEC), suppress(UmaError):
-            if not self.is_child:
-                now = await self.engine.activity()
-                waiting = now.waiting_interactive + now.waiting_normal + now.waiting_background
-                requests = len(now.running) + waiting
+            now = await self.engine.activity()
+            waiting = now.waiting_interactive + now.waiting_normal + now.waiting_background
+            requests = len(now.running) + waiting
         sessions, seconds = len(self._connections), self.config.drain_timeout_sec
         log(logger, logging.INFO, "server.draining", sessions=sessions, requests=requests, seconds=seconds)
 

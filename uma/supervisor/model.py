@@ -146,6 +146,8 @@ class ServedModel:
     """Why it has left for another program; empty: it has not, or was loaded again."""
     successor: ServedModel | None = None
     """What has its place; this one ends once nothing runs."""
+    left_for: str = ""
+    """Why its process is to end; empty: it is not."""
     is_leaving: bool = False
     """Whether it takes no more requests; its process ends once nothing runs."""
     stay: trio.CancelScope = attrs.field(factory=trio.CancelScope)
@@ -208,7 +210,7 @@ class ServedModel:
             if state is not None and self.running and self.successor is None:
                 self.successor = self.loader.succeed(self)
             self.file_state, self.failures, self.objection = None, Failures(), ""
-            self.leave()
+            self.leave("its file was deleted" if state is None else "its file was replaced")
         is_changed, self.missed = state != self.missed, state
         await self.loader.look_again(is_changed=is_changed)
         if state is None:
@@ -227,13 +229,13 @@ class ServedModel:
     def forget_process(self) -> None:
         """Forget the process, which has ended."""
         self.client, self.pid, self.has_process, self.is_leaving = None, None, False, False
-        self.stay, self.taken_bytes = trio.CancelScope(), 0
+        self.stay, self.taken_bytes, self.left_for = trio.CancelScope(), 0, ""
         self.metrics, self.activity = {}, Activity((), 0, 0, 0, ())
 
-    def leave(self) -> None:
-        """Have it take no more requests, and end once nothing runs, where it is loaded."""
+    def leave(self, why: str) -> None:
+        """Have it take no more requests, and end once nothing runs, where it is loaded. The first reason counts."""
         if self.client is not None:
-            self.is_leaving = True
+            self.is_leaving, self.left_for = True, self.left_for or why
             self._end_if_idle()
 
     def _end_if_idle(self) -> None:

@@ -88,6 +88,8 @@ MOST_PLANNED = 64
 """Maximum models whose headers are read before they are asked for."""
 RESCAN_SEC = 2.0
 """Minimum time between two looks at the folders, unless they are known to have changed."""
+AT_STOP = "the server stops"
+"""Why models leave at last."""
 AT_ONCE = 64
 """Requests at once by which a client of a model that has not been loaded yet is told when to come again."""
 
@@ -212,7 +214,7 @@ class LoadedModels(Models):
             name = found.file.name
             raise BadRequest.at("model", f"{name} is pinned, so it does not leave; `uma unpin {name}` takes that back")
         found.keep_sec = 0.0 if found.client is None and found.load is not None else None
-        found.leave()
+        found.leave("asked to (unload)")
         return self._listed(found.file)
 
     async def pin(self, model: str | None, *, is_pinned: bool = True) -> ListedModel:
@@ -399,7 +401,12 @@ class LoadedModels(Models):
     # Loading and leaving.
 
     def begin_drain(self) -> None:
+        """See `server.connection.ServedEngine`. A model leaves with its last request, so that it can save its prefixes
+        meanwhile.
+        """
         self._is_draining = True
+        for model in self._known.values():
+            model.leave(AT_STOP)
 
     async def end_request(self, number: int) -> bool:
         of_model = [model for model in self._loaded() if model.model.index == number % MOST_MODELS]
@@ -420,7 +427,7 @@ class LoadedModels(Models):
 
     async def trace(self, seconds: float) -> str:
         traces: list[dict[str, Any]] = []
-        failures: list[UmaError] = [BadRequest.at("type", "no model is loaded, so there is nothing to trace")]
+        failures: list[UmaError] = [BadRequest("no model is loaded, so there is nothing to trace")]
 
         async def trace(held: LoadedModel) -> None:
             try:
@@ -619,7 +626,7 @@ class LoadedModels(Models):
                     self._refuse(model, f"{model.objection}; nothing leaves for it again")
                     continue
                 for leaving in step.leave:
-                    self._known[leaving].leave()
+                    self._known[leaving].leave(f"memory for {name}")
                 again_at = math.inf if step.again_at is None else step.again_at
             ahead_bytes += needs_bytes
         return None, again_at
@@ -693,10 +700,13 @@ class LoadedModels(Models):
         )
         idle = [candidate for candidate in self._known.values() if candidate.is_idle]
         for model in sorted(idle, key=lambda candidate: candidate.used_at):
-            if model.leaves_at <= now or (over > 0 and model.stays_until <= now and not model.stays):
-                model.leave()
+            is_over = over > 0 and model.stays_until <= now and not model.stays
+            if is_over or model.leaves_at <= now:
+                kept = "idle_unload" if model.keep_sec is None else "keep_alive"
+                unused = f"idle for {now - model.used_at:.0f} s ({kept})"
+                model.leave("models together take more than --memory" if is_over else unused)
                 over -= model.needs_bytes
-        return min((unused.leaves_at for unused in idle if not unused.is_leaving), default=math.inf)
+        return min((model.leaves_at for model in idle if not model.is_leaving), default=math.inf)
 
     async def _yield_memory(self) -> None:
         """Have idle models leave, the largest first and one after another, while other programs need the memory; then
@@ -717,7 +727,7 @@ class LoadedModels(Models):
                 model = max(idle, key=lambda candidate: candidate.taken_bytes or candidate.needs_bytes)
                 model.yielded = f"left, as {why}"
                 log(_log, logging.INFO, "model.yielded", model=model.file.name, bytes=model.taken_bytes, reason=why)
-                model.leave()
+                model.leave(f"memory for other programs: {why}")
             else:
                 await self._of_each(LoadedModel.metrics)
                 self.yield_memory(why)
@@ -737,6 +747,7 @@ class LoadedModels(Models):
         self._is_draining = True
         self._loading.cancel()
         for model in self._known.values():
+            model.left_for = model.left_for or AT_STOP
             model.stay.cancel()
 
     async def _serve(self, model: ServedModel) -> None:
@@ -778,7 +789,7 @@ class LoadedModels(Models):
         except (UmaError, OSError) as error:
             why = error if isinstance(error, UmaError) else InternalError(str(error))
         finally:
-            name = model.file.name
+            name, reason = model.file.name, model.left_for if why is None else why.message
             self._forget_process(model)
             if why is not None:
                 model.failures.note(f"{name}: {why.message}", trio.current_time(), loaded_at)
@@ -789,7 +800,7 @@ class LoadedModels(Models):
                 model.load, load.failure = None, model.failures.why or f"{name}: it was not loaded"
                 load.ended.set()
             self.changed()
-            log(_log, logging.WARNING if why else logging.INFO, "model.ended", model=name, why=why)
+            log(_log, logging.WARNING if why else logging.INFO, "model.ended", model=name, reason=reason)
 
     def _forget_process(self, model: ServedModel) -> None:
         """Keep the counters of a process that has ended, and no more."""
