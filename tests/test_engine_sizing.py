@@ -358,3 +358,16 @@ def test_grammars_are_compiled_at_once_only_on_cores_that_nothing_else_needs(
     monkeypatch.setattr(backend, "core_count", lambda: cores)
     params = ContextParams(n_ctx=256, n_threads=threads)
     assert sizing.grammars_at_once(params) == at_once
+
+
+def test_the_first_memory_that_a_plan_takes_is_enough() -> None:
+    asked: list[int] = []
+
+    def plan(mib: int) -> None:
+        asked.append(mib)
+        if mib < 170:
+            raise ConfigError("n_ctx: too little")
+
+    assert sizing.enough_mib(100, plan) == 200
+    assert asked == [100, 125, 150, 200]
+    assert sizing.enough_mib(10, plan) == 0

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Awaitable, Callable, Hashable, Iterable
-from contextlib import suppress
 from typing import TypeVar
 
 import attrs
@@ -37,8 +36,6 @@ NO_CLASSIFIER = (
     "Qwen3-Reranker, has its classifier in files that llama.cpp's own convert_hf_to_gguf.py has made, which keeps the "
     "weights of both words; where another tool made the file, convert the model again"
 )
-ENOUGH = (1.25, 1.5, 2, 3, 4, 6)
-"""Multiples of `--memory` that are tried where it leaves none for texts."""
 MAX_OPEN_BYTES = 64 * 2**20
 """Maximum size of the embeddings that requests wait for and of their tokens, all together: further requests are refused
 as overload."""
@@ -230,13 +227,16 @@ class EmbedService:
     def _enough(self) -> str:
         """The settings that leave memory for texts. Any thread."""
         shape = self._model.shape
-        for factor in ENOUGH if self._config.memory else ():
-            config = attrs.evolve(self._config, memory=int(factor * self._config.memory))
+
+        def plan(memory: int) -> None:
+            config = attrs.evolve(self._config, memory=memory)
             ledger = Ledger(config, shape)
-            with suppress(ConfigError), ledger.promised(shape, ledger.context_params()):
+            with ledger.promised(shape, ledger.context_params()):
                 ledger.promise_cache()
                 self._params(config, ledger)
-                return f"; --memory {config.memory} is enough, or a smaller --n-ctx"
+
+        if self._config.memory and (enough := sizing.enough_mib(self._config.memory, plan)):
+            return f"; --memory {enough} is enough, or a smaller --n-ctx"
         return "; a smaller --n-ctx leaves some, or end other programs"
 
     def _use(self, context: Context) -> None:

@@ -8,7 +8,8 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import attrs
@@ -235,7 +236,7 @@ class _Pool:
             raise ConfigError.at(
                 "n_ctx",
                 f"beside the weights there is memory for {affordable} tokens only ({cell_bytes:,} bytes each); "
-                "use a smaller model, a smaller cache_type_k and cache_type_v, or set n_ctx (--n-ctx) yourself",
+                + ("raise --memory" if self.config.memory else "use a smaller model, or end other programs"),
             )
         tokens = min(self._wanted, affordable)
         if self.unified and tokens >= trained >= RULES.max_pool_tokens:
@@ -252,6 +253,19 @@ class _Pool:
                 size(self.free_bytes), f"{cell_bytes:,}",
             )  # fmt: skip
         return tokens
+
+
+ENOUGH = (1, 1.25, 1.5, 2, 3, 4, 6)
+"""Multiples of a memory that are tried for a model that has none left for its context."""
+
+
+def enough_mib(least_mib: int, plan: Callable[[int], object]) -> int:
+    """The first of some multiples of so many MiB with which `plan` raises no `ConfigError`; 0: none of them."""
+    for factor in ENOUGH:
+        with suppress(ConfigError):
+            plan(int(factor * least_mib))
+            return int(factor * least_mib)
+    return 0
 
 
 def _streams(shape: Shape, config: RuntimeConfig, free_bytes: int) -> int:

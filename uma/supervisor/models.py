@@ -22,7 +22,7 @@ from uma import posix
 from uma.client import Client
 from uma.config import ALL_MODELS, BUILTIN, ModelSettings, RuntimeConfig
 from uma.engine.kv.disk import made_folder
-from uma.engine.sizing import free_memory_bytes
+from uma.engine.sizing import enough_mib, free_memory_bytes
 from uma.errors import (
     STOPPING,
     BadRequest,
@@ -82,8 +82,6 @@ EVERY_SEC = 2.0
 """Time between two looks that are answered."""
 MOST_LOADS = 2
 """Models that are loaded at once: a small one does not wait behind a large one, and the disk is not shared by many."""
-ENOUGH = (1, 1.25, 1.5, 2, 4)
-"""Memory that is tried for a model without any for its context: multiples of what there is, or it roughly takes."""
 MOST_PLANNED = 64
 """Maximum models whose headers are read before they are asked for."""
 RESCAN_SEC = 2.0
@@ -105,6 +103,8 @@ class LoadedModels(Models):
     pressure: Pressure = attrs.field(factory=Pressure, init=False)
     """What tells whether other programs need the memory."""
     _known: dict[str, ServedModel] = attrs.field(factory=dict, init=False)
+    _replaced: dict[int, ServedModel] = attrs.field(factory=dict, init=False)
+    """Models whose file is another one now, by their indices, until their processes have ended."""
     _asked: list[ServedModel] = attrs.field(factory=list, init=False)
     """Models that are to be loaded, in the order in which they were asked for."""
     _changes: dict[trio.Event, None] = attrs.field(factory=dict, init=False)
@@ -178,7 +178,7 @@ class LoadedModels(Models):
 
     def _waits_for(self, model: ServedModel) -> str:
         """What a load that has not begun waits for: the models that run, or are leaving."""
-        running = [other for other in self._known.values() if other.has_process and other.running]
+        running = [other for other in self._every if other.has_process and other.running]
         if any(other.successor is model for other in running):
             return "waits for the old file's requests"
         running = [other for other in running if other.is_leaving] or running
@@ -290,14 +290,19 @@ class LoadedModels(Models):
         if (model := self._known.get(file.name)) is None:
             minutes = self._config_of(file).idle_unload
             keep_sec = 60 * (IDLE_UNLOAD if minutes < 0 else minutes) or math.inf
-            taken = {known.index for known in self._known.values()}
+            taken = {known.index for known in self._every}
             index = next(index for index in range(len(taken) + 1) if index not in taken)
             model = self._known[file.name] = ServedModel(file, self, index, keep_sec)
         return model
 
+    @property
+    def _every(self) -> list[ServedModel]:
+        """All that can have a process."""
+        return [*self._known.values(), *self._replaced.values()]
+
     def succeed(self, model: ServedModel) -> ServedModel:
-        """See `model.ModelLoader`. The old one stays known, by another name, until its process has ended."""
-        self._known[f"{model.file.name}\0{model.index}"] = self._known.pop(model.file.name)
+        """See `model.ModelLoader`."""
+        self._replaced[model.index] = self._known.pop(model.file.name)
         new = self._model_of(model.file)
         new.card, new.is_pinned, new.keep_sec = model.card, model.is_pinned, model.keep_sec
         model.is_pinned, model.keep_sec = False, None
@@ -342,7 +347,7 @@ class LoadedModels(Models):
         """
         await self._of_each(LoadedModel.metrics)
         of_each = {name: [counted] for name, counted in self._gone.items()}
-        for model in self._known.values():
+        for model in self._every:
             of_each.setdefault(model.file.name, []).append(model.metrics)
         models = {name: {**parts[-1], **summed(parts)} for name, parts in of_each.items() if any(parts)}
         return {
@@ -357,7 +362,7 @@ class LoadedModels(Models):
 
     def _loaded(self) -> list[LoadedModel]:
         """Models that can be asked just now. None of them is kept by that."""
-        known = self._known.values()
+        known = self._every
         return [
             LoadedModel(model, model.client) for model in known if model.client is not None and not model.client.is_lost
         ]
@@ -405,7 +410,7 @@ class LoadedModels(Models):
         meanwhile.
         """
         self._is_draining = True
-        for model in self._known.values():
+        for model in self._every:
             model.leave(AT_STOP)
 
     async def end_request(self, number: int) -> bool:
@@ -490,10 +495,7 @@ class LoadedModels(Models):
     async def _load_asked(self, nursery: trio.Nursery) -> float:
         """Begin to load what can be loaded. When to look again, where nothing changes before."""
         while True:
-            if (
-                sum(candidate.has_process and candidate.client is None for candidate in self._known.values())
-                >= MOST_LOADS
-            ):
+            if sum(candidate.has_process and candidate.client is None for candidate in self._every) >= MOST_LOADS:
                 return math.inf
             for asked in list(self._asked):
                 if not asked.has_plan:
@@ -524,20 +526,21 @@ class LoadedModels(Models):
                 planned_memory, model.file.path, config, abandon_on_cancel=True
             )
         except ConfigError as error:
-            has = f"{model.file.name} does not fit: {self._has()}"
-            model.planned_bytes, model.objection = 0, f"{has}; {error.message}{await self._enough(model)}"
+            enough = await trio.to_thread.run_sync(self._enough, model, abandon_on_cancel=True)
+            message = error.message.removeprefix("n_ctx: ")
+            reason = message.partition("; ")[0] if enough else message
+            told = f"{model.file.name} does not fit{enough}: {self._has()}, and {reason}"
+            model.planned_bytes, model.objection = 0, told
         else:
             model.planned_bytes, model.objection = planned + config.cache_ram_mb * 2**20, ""  # which fills later
 
-    async def _enough(self, model: ServedModel) -> str:
-        """The `--memory` that is enough for a model without memory for its context; empty where none was found."""
-        for factor in ENOUGH:
-            budget_bytes = int(factor * max(rough_bytes(model.file.size_bytes), self.budget_bytes))
-            config = self._child_config(model, budget_bytes)
-            with suppress(ConfigError):
-                await trio.to_thread.run_sync(planned_memory, model.file.path, config, abandon_on_cancel=True)
-                return f"; or --memory {budget_bytes // 2**20} is enough"
-        return ""
+    def _enough(self, model: ServedModel) -> str:
+        """The `--memory` that is enough for a model without memory for its context; empty where none was found. Any
+        thread.
+        """
+        least = max(rough_bytes(model.file.size_bytes), self.budget_bytes) // 2**20
+        enough = enough_mib(least, lambda mib: planned_memory(model.file.path, self._child_config(model, mib * 2**20)))
+        return f", --memory {enough} is enough" if enough else ""
 
     async def too_large(self) -> AsyncIterator[str]:
         """Plan models that no request has asked for: lists say which of them never fit. The reasons of these."""
@@ -553,9 +556,10 @@ class LoadedModels(Models):
 
     def _objection(self, model: ServedModel) -> str:
         """Why no memory holds a model; empty where all models together can have as much."""
-        if model.needs_bytes > self.budget_bytes:
-            return self._too_large(model, self._has(), self.budget_bytes)
-        return "" if model.planned_bytes or model.size_bytes else model.objection
+        if model.objection and not model.has_plan:
+            return model.objection
+        is_larger = model.needs_bytes > self.budget_bytes
+        return self._too_large(model, self._has(), self.budget_bytes) if is_larger else ""
 
     def _has(self) -> str:
         own = "" if self.config.memory else f", which is {100 * FREE_SHARE:g} % of what is free"
@@ -607,7 +611,7 @@ class LoadedModels(Models):
                 there = f"beside a process of another, which does not end, there are {size(max(0, most_bytes))}"
                 self._refuse(model, self._too_large(model, there, most_bytes), is_crowded_out=True)
                 continue
-            residents = [candidate.as_resident() for candidate in self._known.values() if candidate.has_process]
+            residents = [candidate.as_resident() for candidate in self._every if candidate.has_process]
             if ahead_bytes:
                 if passes(name, needs_bytes, ahead_bytes, most_bytes, residents):
                     return model, math.inf
@@ -680,7 +684,7 @@ class LoadedModels(Models):
             return math.inf
         ended = [
             candidate
-            for candidate in self._known.values()
+            for candidate in self._every
             if candidate.stays and candidate.client is None and candidate.load is None
         ]
         missing = [model for model in ended if state_of(model.file.path) is not None]
@@ -694,11 +698,8 @@ class LoadedModels(Models):
         planned. When the next one's time comes.
         """
         now = trio.current_time()
-        over = (
-            sum(candidate.needs_bytes for candidate in self._known.values() if candidate.has_process)
-            - self._most_bytes()
-        )
-        idle = [candidate for candidate in self._known.values() if candidate.is_idle]
+        over = sum(candidate.needs_bytes for candidate in self._every if candidate.has_process) - self._most_bytes()
+        idle = [candidate for candidate in self._every if candidate.is_idle]
         for model in sorted(idle, key=lambda candidate: candidate.used_at):
             is_over = over > 0 and model.stays_until <= now and not model.stays
             if is_over or model.leaves_at <= now:
@@ -717,7 +718,7 @@ class LoadedModels(Models):
             of_gpus = await self._of_each(LoadedModel.gpu_free_bytes)
             look = partial(self.pressure.reason, trio.current_time(), min(filter(None, of_gpus), default=0))
             why = await trio.to_thread.run_sync(look, abandon_on_cancel=True)
-            known = self._known.values()
+            known = self._every
             idle = [model for model in known if model.is_idle and not model.is_pinned]
             for model in known:
                 model.yielded = model.yielded if why or model.client is None else ""
@@ -746,7 +747,7 @@ class LoadedModels(Models):
         """Let all models go, in order, and load no more."""
         self._is_draining = True
         self._loading.cancel()
-        for model in self._known.values():
+        for model in self._every:
             model.left_for = model.left_for or AT_STOP
             model.stay.cancel()
 
@@ -809,7 +810,7 @@ class LoadedModels(Models):
             self._gone[model.file.name] = summed([self._gone.get(model.file.name, {}), grown])
         model.forget_process()
         if model.successor is not None:
-            del self._known[f"{model.file.name}\0{model.index}"]
+            del self._replaced[model.index]
         if model.file_state is None:  # another one by now
             model.size_bytes = model.planned_bytes = 0
 
