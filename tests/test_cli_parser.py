@@ -169,6 +169,10 @@ def test_help_fits_the_terminal(columns: str, monkeypatch: pytest.MonkeyPatch) -
         (["generate", "--temperature", "nan"], "--temperature: expected a finite number, not nan"),
         (["generate", "--top-k", "1.5"], "--top-k: expected an integer, not '1.5'"),
         (["generate", "--stop", ""], "--stop: must not be empty"),
+        (
+            ["run", "--model", "a", "-m", "b"],
+            "--model: two models are named; `uma run --models a,b` serves both",
+        ),
         (["config", "--json", "--toml"], "--toml: not allowed with argument --json"),
     ],
 )

@@ -442,6 +442,21 @@ async def test_a_model_that_the_configuration_pins_is_loaded_at_the_start_and_st
         ]
 
 
+async def test_of_models_that_are_pinned_in_no_order_the_smallest_is_loaded_first(
+    monkeypatch: pytest.MonkeyPatch, mock_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "uma.supervisor")
+    pinned = ModelSettings(pin=True)
+    with short_directory() as place:
+        for name, feed_forward in (("alpha", 2_000), ("beta", 64)):
+            write_model(place / f"{name}.gguf", feed_forward=feed_forward)
+        monkeypatch.setenv("UMA_MODELS", str(place))
+        config = RuntimeConfig(models="all", threads=1, n_ctx=512)
+        async with open_models(config, LoadProgress(), {"alpha": pinned, "beta": pinned}) as models:
+            await until(lambda: models.find("alpha").is_pinned and models.find("alpha").state == "loaded")
+    assert re.findall(r"event=model.loading model=(\S+)", caplog.text) == ["beta", "alpha"]
+
+
 async def test_what_waits_for_models_that_do_not_fit_together_is_answered_model_by_model(
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -146,7 +146,7 @@ def _add_setting(group: argparse._ArgumentGroup, option: Setting, default: str =
             help=text,
         )
     else:
-        action = _Listed if option.name in LISTS else "store"
+        action = _Listed if option.name in LISTS else _OneModel if option.name == "model" else "store"
         group.add_argument(
             *flags, dest=dest, type=_setting_reader(option), metavar=_metavar(option), help=text, action=action
         )
@@ -164,6 +164,24 @@ class _Listed(argparse.Action):
     ) -> None:
         before = getattr(namespace, self.dest, None)
         setattr(namespace, self.dest, values if before is None else f"{before},{values}")
+
+
+class _OneModel(argparse.Action):
+    """Refuses a second model, which would take the place of the first unsaid."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        before = getattr(namespace, self.dest, None)
+        if before not in (None, values):
+            raise argparse.ArgumentError(
+                self, f"two models are named; `uma run --models {before},{values}` serves both"
+            )
+        setattr(namespace, self.dest, values)
 
 
 def _metavar(option: Setting) -> str:

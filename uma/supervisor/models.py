@@ -670,8 +670,13 @@ class LoadedModels(Models):
             self.changed()
 
     async def _load_pinned(self) -> None:
-        """Load what the configuration pins. What cannot be is told in the log, and not pinned."""
-        for file in self.shelf.files:
+        """Load what the configuration pins: the smallest first where it has no order. What cannot be is told in the
+        log, and not pinned.
+        """
+        files = self.shelf.files
+        if self.config.models == ALL_MODELS:
+            files = sorted(files, key=lambda candidate: candidate.size_bytes)
+        for file in files:
             if self.shelf.settings_of(file).pin:
                 try:
                     await self.pin(file.name)
