@@ -146,14 +146,14 @@ def _add_setting(group: argparse._ArgumentGroup, option: Setting, default: str =
             help=text,
         )
     else:
-        action = _Listed if option.name in LISTS else _OneModel if option.name == "model" else "store"
+        action = _Again if option.name in (*LISTS, "model") else "store"
         group.add_argument(
             *flags, dest=dest, type=_setting_reader(option), metavar=_metavar(option), help=text, action=action
         )
 
 
-class _Listed(argparse.Action):
-    """Puts the values of an option that is given several times behind each other, with commas between."""
+class _Again(argparse.Action):
+    """Joins the values of an option that is given several times by commas; refuses a second `--model`."""
 
     def __call__(
         self,
@@ -163,25 +163,10 @@ class _Listed(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         before = getattr(namespace, self.dest, None)
-        setattr(namespace, self.dest, values if before is None else f"{before},{values}")
-
-
-class _OneModel(argparse.Action):
-    """Refuses a second model, which would take the place of the first unsaid."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        before = getattr(namespace, self.dest, None)
-        if before not in (None, values):
-            raise argparse.ArgumentError(
-                self, f"two models are named; `uma run --models {before},{values}` serves both"
-            )
-        setattr(namespace, self.dest, values)
+        every = values if before in (None, values) else f"{before},{values}"
+        if every != values and "--model" in self.option_strings:
+            raise argparse.ArgumentError(self, f"two models are named; `uma run --models {every}` serves both")
+        setattr(namespace, self.dest, every)
 
 
 def _metavar(option: Setting) -> str:

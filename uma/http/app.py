@@ -238,9 +238,11 @@ class _Endpoint:
         http.scope = scope  # with the path's parameters
         http.takes_form = self.handle is openai_transcriptions.transcriptions and not http.is_json
         try:
-            with self.gateway.answered(http):
+            with self.gateway.ended_by_abort(http) as work:
                 async with self._gateway(http) as gateway:
                     await self.handle(gateway, http)
+            if work.scope.cancelled_caught:
+                raise work.error()
         except UmaError as error:
             await _fail(http, error)
         except ClientGoneError:

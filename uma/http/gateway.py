@@ -102,7 +102,7 @@ class HasUsers(Protocol):
 
 
 @attrs.define(eq=False)
-class _Work(Answering):
+class Work(Answering):
     """Answer that is being written: its exchange, its scope, and why it was ended from outside, if it was."""
 
     exchange: Exchange
@@ -176,7 +176,7 @@ class Gateway:
     """What runs just now, by the id in its answer's `X-Request-Id`; the page's answers by their request's own."""
     _owners: dict[str, Hashable] = attrs.field(factory=dict, init=False)
     """Whose the last requests were, by the same ids, the newest last."""
-    _running: dict[str, _Work] = attrs.field(factory=dict, init=False)
+    _running: dict[str, Work] = attrs.field(factory=dict, init=False)
     """What `abort` ends, by the ids of exchanges."""
 
     @jobs.default
@@ -291,19 +291,9 @@ class Gateway:
         raise work.error()
 
     @contextmanager
-    def answered(self, http: Exchange) -> Iterator[None]:
-        """The block that answers a request. Raises `ShuttingDown` where `abort` ended it: before an answer or a model
-        was there.
-        """
-        with self._ended_by_abort(http) as work:
-            yield
-        if work.scope.cancelled_caught:
-            raise work.error()
-
-    @contextmanager
-    def _ended_by_abort(self, http: Exchange) -> Iterator[_Work]:
+    def ended_by_abort(self, http: Exchange) -> Iterator[Work]:
         """A block that `abort` ends; of two, one in the other, the inner one alone."""
-        work, outer = _Work(http), self._running.get(http.id)
+        work, outer = Work(http), self._running.get(http.id)
         self._running[http.id] = work
         with work.scope:
             try:
@@ -314,9 +304,9 @@ class Gateway:
                     self._running[http.id] = outer
 
     @contextmanager
-    def _ended_from_outside(self, http: Exchange, requests: int) -> Iterator[_Work]:
+    def _ended_from_outside(self, http: Exchange, requests: int) -> Iterator[Work]:
         """A block in which so many requests run, and that `abort` or the client itself can end."""
-        with self._ended_by_abort(http) as work, running(http.account, requests):
+        with self.ended_by_abort(http) as work, running(http.account, requests):
             self.began(http.id, work)
             http.has_computed = True
             try:
@@ -402,7 +392,7 @@ class Gateway:
         """End everything that generates, or waits before its answer, and tell its clients that the server stops."""
         for id, work in self._running.items():
             if id in self.answering or not work.exchange.is_started or work.exchange.streamed is not None:
-                work.end(_too_late())
+                work.end(ShuttingDown("the server is stopping, and this took longer than drain_timeout_sec"))
         for end in self.at_abort:
             end()
 
@@ -427,7 +417,3 @@ def _check_rate(account: ClientAccount, requests: int) -> None:
         if excess.retry_after_ms is None:
             raise Forbidden(excess.message)
         raise RateLimited(excess.message, retry_after_ms=excess.retry_after_ms)
-
-
-def _too_late() -> ShuttingDown:
-    return ShuttingDown("the server is stopping, and this took longer than drain_timeout_sec")

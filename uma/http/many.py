@@ -96,9 +96,7 @@ async def _meant(gateway: Gateway, models: Models, http: Exchange, asked: str | 
 
 
 async def known_model(models: Models, http: Exchange, asked: str | None) -> str | None:
-    """The whole name of `own_model`. The folders are looked at again where it is not known, or the default one is gone:
-    another can have come since.
-    """
+    """The whole name of `own_model`. The folders are looked at again where it is not known, or the default one gone."""
     if asked is None:
         await models.card(None, loads=False)
     else:

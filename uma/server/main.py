@@ -44,8 +44,7 @@ LOAD_END_SEC = 1.0
 disk, and the little that is done beside the weights, cannot be interrupted."""
 
 END_SEC = 1.5
-"""Time from `drain_timeout_sec` on after which the process is ended, so that it has ended within two seconds: that of
-last words (`FAREWELL_SEC`) and of the end of several models' processes."""
+"""Time from `drain_timeout_sec` on after which the process is ended, `FAREWELL_SEC` in it: within two seconds it is."""
 AT_ONCE_SEC = 1.0
 """Maximum time from a second signal on until the process has ended."""
 
@@ -187,9 +186,7 @@ def end_process(within_sec: float, code: Callable[[], int]) -> threading.Timer:
 
 
 def end_with(code: int) -> int:
-    """The exit code of a process that is left to end: it ends at once then. That of the interpreter, which takes apart
-    what the system frees as a whole, takes seconds on a busy machine, and no timer runs any more.
-    """
+    """The exit code of a process that then ends at once: the interpreter's own end takes seconds on a busy machine."""
     atexit.register(os._exit, code)
     return code
 
@@ -258,7 +255,6 @@ class ServerRun:
         stops = 0
         async for number in signals:
             name = signal.Signals(number).name
-            # Of a model's own process the supervisor tells, with the reason.
             log(logger, logging.DEBUG if self.server.is_child else logging.INFO, "signal", name=name)
             if name == "SIGUSR1":
                 await self._log_metrics()

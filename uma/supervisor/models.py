@@ -86,8 +86,6 @@ MOST_PLANNED = 64
 """Maximum models whose headers are read before they are asked for."""
 RESCAN_SEC = 2.0
 """Minimum time between two looks at the folders, unless they are known to have changed."""
-AT_STOP = "the server stops"
-"""Why models leave at last."""
 AT_ONCE = 64
 """Requests at once by which a client of a model that has not been loaded yet is told when to come again."""
 
@@ -272,9 +270,7 @@ class LoadedModels(Models):
         return None if found.client else found.load.percent if found.load else 0
 
     async def _find(self, name: str | None) -> ServedModel:
-        """The model of a name. One that is not known, or is broken, can have come since, and the default one can have
-        gone: the folders are read again.
-        """
+        """The model of a name. The folders are read again where it is not known, broken, or as the default one gone."""
         try:
             if name is None:
                 await self._model(None).follow_file()
@@ -406,12 +402,10 @@ class LoadedModels(Models):
     # Loading and leaving.
 
     def begin_drain(self) -> None:
-        """See `server.connection.ServedEngine`. A model leaves with its last request, so that it can save its prefixes
-        meanwhile.
-        """
+        """See `server.connection.ServedEngine`. Models leave with their last request: they save prefixes meanwhile."""
         self._is_draining = True
         for model in self._every:
-            model.leave(AT_STOP)
+            model.leave("the server stops")
 
     async def end_request(self, number: int) -> bool:
         of_model = [model for model in self._loaded() if model.model.index == number % MOST_MODELS]
@@ -527,17 +521,14 @@ class LoadedModels(Models):
             )
         except ConfigError as error:
             enough = await trio.to_thread.run_sync(self._enough, model, abandon_on_cancel=True)
-            message = error.message.removeprefix("n_ctx: ")
-            reason = message.partition("; ")[0] if enough else message
-            told = f"{model.file.name} does not fit{enough}: {self._has()}, and {reason}"
-            model.planned_bytes, model.objection = 0, told
+            why = error.message.removeprefix("n_ctx: ").partition("; " if enough else "\n")[0]
+            model.planned_bytes = 0
+            model.objection = f"{model.file.name} does not fit{enough}: {self._has()}, and {why}"
         else:
             model.planned_bytes, model.objection = planned + config.cache_ram_mb * 2**20, ""  # which fills later
 
     def _enough(self, model: ServedModel) -> str:
-        """The `--memory` that is enough for a model without memory for its context; empty where none was found. Any
-        thread.
-        """
+        """The `--memory` that is enough for a model with none for its context; empty: not found. Any thread."""
         least = max(rough_bytes(model.file.size_bytes), self.budget_bytes) // 2**20
         enough = enough_mib(least, lambda mib: planned_memory(model.file.path, self._child_config(model, mib * 2**20)))
         return f", --memory {enough} is enough" if enough else ""
@@ -558,8 +549,7 @@ class LoadedModels(Models):
         """Why no memory holds a model; empty where all models together can have as much."""
         if model.objection and not model.has_plan:
             return model.objection
-        is_larger = model.needs_bytes > self.budget_bytes
-        return self._too_large(model, self._has(), self.budget_bytes) if is_larger else ""
+        return self._too_large(model, self._has(), self.budget_bytes) if model.needs_bytes > self.budget_bytes else ""
 
     def _has(self) -> str:
         own = "" if self.config.memory else f", which is {100 * FREE_SHARE:g} % of what is free"
@@ -670,13 +660,9 @@ class LoadedModels(Models):
             self.changed()
 
     async def _load_pinned(self) -> None:
-        """Load what the configuration pins: the smallest first where it has no order. What cannot be is told in the
-        log, and not pinned.
-        """
-        files = self.shelf.files
-        if self.config.models == ALL_MODELS:
-            files = sorted(files, key=lambda candidate: candidate.size_bytes)
-        for file in files:
+        """Load what the configuration pins, in its order or the smallest first; what cannot be is not pinned."""
+        has_order = self.config.models != ALL_MODELS
+        for file in sorted(self.shelf.files, key=lambda candidate: 0 if has_order else candidate.size_bytes):
             if self.shelf.settings_of(file).pin:
                 try:
                     await self.pin(file.name)
@@ -708,9 +694,8 @@ class LoadedModels(Models):
         for model in sorted(idle, key=lambda candidate: candidate.used_at):
             is_over = over > 0 and model.stays_until <= now and not model.stays
             if is_over or model.leaves_at <= now:
-                kept = "idle_unload" if model.keep_sec is None else "keep_alive"
-                unused = f"idle for {now - model.used_at:.0f} s ({kept})"
-                model.leave("models together take more than --memory" if is_over else unused)
+                kept = f"{now - model.used_at:.0f} s ({'idle_unload' if model.keep_sec is None else 'keep_alive'})"
+                model.leave("all together are over --memory" if is_over else f"idle for {kept}")
                 over -= model.needs_bytes
         return min((model.leaves_at for model in idle if not model.is_leaving), default=math.inf)
 
@@ -750,10 +735,9 @@ class LoadedModels(Models):
 
     def close(self) -> None:
         """Let all models go, in order, and load no more."""
-        self._is_draining = True
+        self.begin_drain()
         self._loading.cancel()
         for model in self._every:
-            model.left_for = model.left_for or AT_STOP
             model.stay.cancel()
 
     async def _serve(self, model: ServedModel) -> None:
@@ -806,7 +790,7 @@ class LoadedModels(Models):
                 model.load, load.failure = None, model.failures.why or f"{name}: it was not loaded"
                 load.ended.set()
             self.changed()
-            log(_log, logging.WARNING if why else logging.INFO, "model.ended", model=name, reason=reason)
+            log(_log, logging.WARNING if why else logging.INFO, "model.ended", model=name, reason=reason or None)
 
     def _forget_process(self, model: ServedModel) -> None:
         """Keep the counters of a process that has ended, and no more."""
@@ -873,9 +857,7 @@ async def open_models(
     if not posix.HAS_UNIX_SOCKETS:
         raise ConfigError("unsupported on Windows: several models in one server; name one with --model")
     config = await trio.to_thread.run_sync(_with_prefixes, config)
-    shelf = shelf_of(config, tables or {})
-    await trio.to_thread.run_sync(shelf.read)
-    models = LoadedModels(config, shelf, budget_of(config))
+    models = await _read(config, tables or {})
     await models.check_room()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(models.run)
@@ -885,16 +867,18 @@ async def open_models(
 
 async def check_models(config: RuntimeConfig, tables: Mapping[str, ModelSettings]) -> None:
     """Raise as `open_models`, but for its folder, before anything is opened."""
-    models = LoadedModels(config, shelf_of(config, tables), budget_of(config))
-    await trio.to_thread.run_sync(models.shelf.read)
-    await models.check_room()
+    await (await _read(config, tables)).check_room()
 
 
 async def too_large(config: RuntimeConfig, tables: Mapping[str, ModelSettings]) -> Sequence[str]:
     """Why a server with these settings could never load some of its models. Raises `ModelError` as `open_models`."""
+    return [reason async for reason in (await _read(config, tables)).too_large()]
+
+
+async def _read(config: RuntimeConfig, tables: Mapping[str, ModelSettings]) -> LoadedModels:
     models = LoadedModels(config, shelf_of(config, tables), budget_of(config))
     await trio.to_thread.run_sync(models.shelf.read)
-    return [reason async for reason in models.too_large()]
+    return models
 
 
 def shelf_of(config: RuntimeConfig, tables: Mapping[str, ModelSettings]) -> Shelf:
