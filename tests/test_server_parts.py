@@ -186,6 +186,7 @@ def test_a_terminal_shows_what_was_answered_where_to_ask_and_nothing_that_only_l
                 "completion": 1140,
             }
             log(http, logging.INFO, "http.request", **asked, tokens_per_second=3.84, ms=900.0)
+            log(http, logging.INFO, "http.request", **asked, code="E", ms=900.0)  # a stream's failure has its own line
             log(
                 server,
                 logging.INFO,
