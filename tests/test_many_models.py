@@ -593,9 +593,9 @@ def test_models_that_never_fit_into_the_memory_of_all_are_told_by_run_doctor_and
     flags = ("--models", "all", "--memory", "120")
     with short_directory() as place, running_http(place, *flags, UMA_MODELS=str(tmp_path)) as server:
         log = server.process.log
-        log.wait_for('event=model.too_large reason="large takes about .* --memory [0-9]+ is enough"')
-        log.wait_for('event=model.too_large reason="wide does not fit: .* --memory [0-9]+ is enough"')
-        enough = re.search(r'reason="wide .* --memory (\d+) is enough"', log.text)
+        log.wait_for('event=model.too_large reason="large does not fit, --memory [0-9]+ is enough: ')
+        log.wait_for('event=model.too_large reason="wide does not fit, --memory [0-9]+ is enough: ')
+        enough = re.search(r'reason="wide .* --memory (\d+) is enough: ', log.text)
         assert enough is not None
         assert "little" not in "".join(re.findall("model.too_large.*", log.text))
         environ = {"UMA_MODELS": str(tmp_path), "UMA_SOCKET": str(server.process.socket)}
