@@ -25,51 +25,8 @@ from uma.net.client import CLIENT, ORIGIN, OWNER, with_span
 from uma.net.inline import MAX_FRAME_BYTES
 from uma.net.link import Link, ReaderStalledError
 from uma.net.peer import pid_of_peer
-from uma.protocol.messages import (
-    ActivityEvent,
-    ActivityQuery,
-    Cancel,
-    DecideEvent,
-    DecideQuery,
-    EmbedEvent,
-    EmbedQuery,
-    EndEvent,
-    EndQuery,
-    EndThinking,
-    EosEvent,
-    ErrorEvent,
-    ExplainEvent,
-    ExplainQuery,
-    Generate,
-    HealthEvent,
-    HealthQuery,
-    HelloEvent,
-    LoadingEvent,
-    LoadQuery,
-    MetricsEvent,
-    MetricsQuery,
-    ModelsEvent,
-    ModelsQuery,
-    PauseQuery,
-    PinQuery,
-    PromptEvent,
-    Query,
-    QueryAnswer,
-    ReasoningEvent,
-    RerankEvent,
-    RerankQuery,
-    Sender,
-    ServerEvent,
-    TokenEvent,
-    TokenizeEvent,
-    TokenizeQuery,
-    ToolCallEvent,
-    TraceEvent,
-    TraceQuery,
-    UnloadQuery,
-    WholeQuery,
-    carried,
-)
+from uma.protocol import messages
+from uma.protocol.messages import Query, QueryAnswer, Sender, ServerEvent, WholeQuery, carried
 from uma.protocol.session import ClientSession
 from uma.types import (
     Activity,
@@ -181,7 +138,9 @@ class Client:
     async def tokenize(self, request: Request, *, pieces: bool = False) -> Tokenized:
         """See `Source.tokenize`."""
         found = await self._answer(
-            TokenizeEvent, lambda id: TokenizeQuery(attrs.evolve(request, id=id), pieces), is_work=True
+            messages.TokenizeEvent,
+            lambda id: messages.TokenizeQuery(attrs.evolve(request, id=id), pieces),
+            is_work=True,
         )
         return found.tokenized
 
@@ -193,13 +152,13 @@ class Client:
         id = self._fresh_id()
         sent = attrs.evolve(request, id=id, metadata=with_span(request.metadata))
         try:
-            answer = await self._ask_whole(id, EmbedQuery(sent, "base64", self._sender()))
+            answer = await self._ask_whole(id, messages.EmbedQuery(sent, "base64", self._sender()))
         except FrameTooLarge as error:
             first, second, middle = halves(request, error)
             begun = await self.embed(first)
             with errors_moved(middle):
                 return joined_embeddings(begun, await self.embed(second))
-        assert isinstance(answer, EmbedEvent)
+        assert isinstance(answer, messages.EmbedEvent)
         return attrs.evolve(answer.result, id=request.id)
 
     async def rerank(self, request: RerankRequest) -> Ranking:
@@ -207,13 +166,13 @@ class Client:
         id = self._fresh_id()
         sent = attrs.evolve(request, id=id, metadata=with_span(request.metadata))
         try:
-            answer = await self._ask_whole(id, RerankQuery(sent, self._sender()))
+            answer = await self._ask_whole(id, messages.RerankQuery(sent, self._sender()))
         except FrameTooLarge as error:
             first, second, middle = halves(request, error)
             begun = await self.rerank(first)
             with errors_moved(middle):
                 return joined_ranking(begun, await self.rerank(second), middle, request.top_n)
-        assert isinstance(answer, RerankEvent)
+        assert isinstance(answer, messages.RerankEvent)
         ranking: Ranking = carried(answer)
         return attrs.evolve(ranking, id=request.id)
 
@@ -221,8 +180,8 @@ class Client:
         """See `Source.decide`. Raises `BadRequest` where the server is too old to know the question, too."""
         id = request.id if request.id not in self._questions.keys() | self._streams.keys() else self._fresh_id()
         sent = attrs.evolve(request, id=id, metadata=with_span(request.metadata))  # `activity` tells of it by this id
-        answer = await self._ask_whole(id, DecideQuery(sent, self._sender()))
-        assert isinstance(answer, DecideEvent)
+        answer = await self._ask_whole(id, messages.DecideQuery(sent, self._sender()))
+        assert isinstance(answer, messages.DecideEvent)
         decisions: Decisions = carried(answer)
         return attrs.evolve(decisions, id=request.id)
 
@@ -232,47 +191,53 @@ class Client:
             return await self._ask(id, query, is_work=True)
         except trio.Cancelled:
             if self._failure is None:
-                self._link.post(self._session.send(Cancel(id)))
+                self._link.post(self._session.send(messages.Cancel(id)))
             raise
 
     async def health(self, *, probe: bool = True) -> Health:
         """See `Source.health`."""
-        health: Health = carried(await self._answer(HealthEvent, lambda id: HealthQuery(probe, id=id)))
+        health: Health = carried(
+            await self._answer(messages.HealthEvent, lambda id: messages.HealthQuery(probe, id=id))
+        )
         return health
 
     async def metrics(self) -> Mapping[str, Any]:
         """See `Source.metrics`; the server's own figures (`active_sessions` ...) are in it too."""
-        return (await self._answer(MetricsEvent, lambda id: MetricsQuery(id=id))).snapshot
+        return (await self._answer(messages.MetricsEvent, lambda id: messages.MetricsQuery(id=id))).snapshot
 
     async def activity(self, id: str = "") -> Activity:
         """See `Source.activity`. A server of a version before 1.2 tells of all requests whatever `id` is."""
-        activity: Activity = carried(await self._answer(ActivityEvent, lambda query: ActivityQuery(id, id=query)))
+        activity: Activity = carried(
+            await self._answer(messages.ActivityEvent, lambda query: messages.ActivityQuery(id, id=query))
+        )
         return activity
 
     async def explain(self, id: str = "") -> Explained:
         """See `Source.explain`. Raises `BadRequest` where the server is too old to know the question, too."""
-        return (await self._answer(ExplainEvent, lambda query: ExplainQuery(id, self._sender(), id=query))).request
+        return (
+            await self._answer(messages.ExplainEvent, lambda query: messages.ExplainQuery(id, self._sender(), id=query))
+        ).request
 
     async def trace(self, seconds: float) -> str:
         """What the server's threads do within so many seconds, 60 at most: JSON in Chrome's trace event format.
 
         Raises `BadRequest` where the server belongs to another user, another trace is on, or the server is too old.
         """
-        return (await self._answer(TraceEvent, lambda id: TraceQuery(seconds, id=id))).trace
+        return (await self._answer(messages.TraceEvent, lambda id: messages.TraceQuery(seconds, id=id))).trace
 
     async def end_request(self, number: int) -> bool:
         """End a request of any session by its `RunningRequest.number`, and tell its client so. Whether it still ran.
 
         Raises `BadRequest` where the server belongs to another user, or is too old to know the question.
         """
-        return (await self._answer(EndEvent, lambda id: EndQuery(number, id=id))).ended
+        return (await self._answer(messages.EndEvent, lambda id: messages.EndQuery(number, id=id))).ended
 
     async def pause(self, seconds: float) -> None:
         """Have the server compute nothing for so long, or with 0 go on. What runs stands still, and what comes waits.
 
         Raises `BadRequest` where the server belongs to another user, or is too old to know the question.
         """
-        await self._answer(HealthEvent, lambda id: PauseQuery(seconds, id=id))
+        await self._answer(messages.HealthEvent, lambda id: messages.PauseQuery(seconds, id=id))
 
     async def models(self, *, reload: bool = False) -> Sequence[ListedModel]:
         """All models of a server that has several, the default one first; none of them is loaded by that. With `reload`
@@ -280,24 +245,28 @@ class Client:
 
         Raises `BadRequest` where the server has one alone, or is too old to know the question; so do the next three.
         """
-        return (await self._answer(ModelsEvent, lambda id: ModelsQuery(reload, id=id))).models
+        return (await self._answer(messages.ModelsEvent, lambda id: messages.ModelsQuery(reload, id=id))).models
 
     async def load(
         self, model: str | None, keep_sec: float | None = None, on_loading: Callable[[int], None] = lambda _: None
     ) -> ListedModel:
         """See `Models.load`; `on_loading` is given how much of it is loaded, in percent."""
         told_sec = -1.0 if keep_sec == math.inf else keep_sec
-        return (await self._answer(ModelsEvent, lambda id: LoadQuery(model, told_sec, id=id), on_loading)).models[0]
+        return (
+            await self._answer(messages.ModelsEvent, lambda id: messages.LoadQuery(model, told_sec, id=id), on_loading)
+        ).models[0]
 
     async def unload(self, model: str | None) -> ListedModel:
         """See `Models.unload`. Raises `BadRequest` where the server belongs to another user, too."""
-        return (await self._answer(ModelsEvent, lambda id: UnloadQuery(model, id=id))).models[0]
+        return (await self._answer(messages.ModelsEvent, lambda id: messages.UnloadQuery(model, id=id))).models[0]
 
     async def pin(
         self, model: str | None, *, is_pinned: bool = True, on_loading: Callable[[int], None] = lambda _: None
     ) -> ListedModel:
         """See `Models.pin`. Raises `BadRequest` where the server belongs to another user, too."""
-        return (await self._answer(ModelsEvent, lambda id: PinQuery(model, is_pinned, id=id), on_loading)).models[0]
+        return (
+            await self._answer(messages.ModelsEvent, lambda id: messages.PinQuery(model, is_pinned, id=id), on_loading)
+        ).models[0]
 
     async def _answer(
         self,
@@ -343,17 +312,17 @@ class Client:
         self._raise_if_lost()
         await trio.lowlevel.checkpoint_if_cancelled()
         sent = attrs.evolve(request, metadata=with_span(request.metadata))
-        self._link.post(self._session.send(Generate(sent, sender=self._sender())))
+        self._link.post(self._session.send(messages.Generate(sent, sender=self._sender())))
         self._streams[stream.id] = stream
         self._end_overfull()
 
     def _cancel(self, stream: Stream) -> None:
-        self._link.post(self._session.send(Cancel(stream.id)))
+        self._link.post(self._session.send(messages.Cancel(stream.id)))
 
     def _end_thinking(self, stream: Stream) -> None:
         # An older server does not know it, and has no bound of thinking either.
         if "max_reasoning_tokens" in self.info.capabilities.sampling_params:
-            self._link.post(self._session.send(EndThinking(stream.id)))
+            self._link.post(self._session.send(messages.EndThinking(stream.id)))
 
     async def _ask(
         self, id: str, query: Query, on_loading: Callable[[int], None] = lambda _: None, *, is_work: bool = False
@@ -444,22 +413,22 @@ class Client:
             await self._link.write(lambda: False)
 
     def _take(self, event: ServerEvent) -> None:
-        if type(event) is TokenEvent:
+        if type(event) is messages.TokenEvent:
             stream = self._streams.get(event.id)
             if stream is not None:
                 self._give(stream, event.token)
-        elif isinstance(event, PromptEvent | ReasoningEvent | ToolCallEvent):
+        elif isinstance(event, messages.PromptEvent | messages.ReasoningEvent | messages.ToolCallEvent):
             stream = self._streams.get(event.id)
             if stream is not None:
                 self._give(stream, carried(event))
-        elif isinstance(event, EosEvent):
+        elif isinstance(event, messages.EosEvent):
             if (stream := self._streams.pop(event.id, None)) is not None:
                 stream.put(carried(event))
-        elif isinstance(event, ErrorEvent):
+        elif isinstance(event, messages.ErrorEvent):
             self._take_error(event)
-        elif isinstance(event, HelloEvent):
+        elif isinstance(event, messages.HelloEvent):
             self._greeted.set()
-        elif isinstance(event, LoadingEvent):
+        elif isinstance(event, messages.LoadingEvent):
             if event.id in self._questions:
                 self._questions[event.id].on_loading(event.percent)
             elif event.id is None:
@@ -478,7 +447,7 @@ class Client:
         if stream.is_full:
             self._overfull = stream
 
-    def _take_error(self, event: ErrorEvent) -> None:
+    def _take_error(self, event: messages.ErrorEvent) -> None:
         error = from_code(
             event.code,
             event.message,

@@ -11,23 +11,8 @@ from typing import Literal
 
 import attrs
 
-from uma.errors import (
-    BadRequest,
-    ConnectionLost,
-    Ended,
-    FrameTooLarge,
-    InvalidJson,
-    Loading,
-    ModelUnusable,
-    Overloaded,
-    PromptTooLarge,
-    ShuttingDown,
-    TemplateError,
-    TooManySessions,
-    UmaError,
-    UnknownModel,
-    VersionMismatch,
-)
+from uma import errors
+from uma.errors import UmaError
 from uma.jobs.store import StoreFault, StoreTaken
 from uma.kept import KeptFault
 from uma.wrong import Wrong, renamed
@@ -124,34 +109,34 @@ class RateLimited(UmaError):
 
 
 _STATUS: dict[type[UmaError], tuple[int, Kind]] = {
-    BadRequest: (400, "bad_request"),
-    InvalidJson: (400, "bad_request"),
-    TemplateError: (400, "bad_request"),
-    VersionMismatch: (400, "bad_request"),
+    errors.BadRequest: (400, "bad_request"),
+    errors.InvalidJson: (400, "bad_request"),
+    errors.TemplateError: (400, "bad_request"),
+    errors.VersionMismatch: (400, "bad_request"),
     Unsupported: (400, "unsupported"),
-    PromptTooLarge: (400, "context_length"),
+    errors.PromptTooLarge: (400, "context_length"),
     Unimplemented: (501, "unsupported"),
     Unauthorized: (401, "unauthorized"),
     Forbidden: (403, "forbidden"),
     NotFound: (404, "not_found"),
-    UnknownModel: (404, "model_not_found"),
+    errors.UnknownModel: (404, "model_not_found"),
     WrongMethod: (405, "method"),
     BodyTimeout: (408, "timeout"),
-    Ended: (410, "ended"),  # none after which clients try again by themselves
+    errors.Ended: (410, "ended"),  # none after which clients try again by themselves
     BodyTooLarge: (413, "too_large"),
-    FrameTooLarge: (413, "too_large"),
+    errors.FrameTooLarge: (413, "too_large"),
     BodyEncoded: (415, "encoded"),
-    ModelUnusable: (422, "model_unusable"),  # clients try again by themselves after 5xx
+    errors.ModelUnusable: (422, "model_unusable"),  # clients try again by themselves after 5xx
     RateLimited: (429, "rate"),
-    Overloaded: (429, "overloaded"),
-    TooManySessions: (429, "overloaded"),
+    errors.Overloaded: (429, "overloaded"),
+    errors.TooManySessions: (429, "overloaded"),
     BodiesFull: (503, "busy"),
     StoreFault: (503, "busy"),
     KeptFault: (503, "busy"),
     StoreTaken: (503, "busy"),
-    Loading: (503, "loading"),
-    ShuttingDown: (503, "stopping"),
-    ConnectionLost: (503, "stopping"),
+    errors.Loading: (503, "loading"),
+    errors.ShuttingDown: (503, "stopping"),
+    errors.ConnectionLost: (503, "stopping"),
 }
 
 DEFAULT_RETRY_MS = 1000
@@ -188,7 +173,7 @@ class Problem:
         if status in (429, 503) and retry_after_ms is None:
             retry_after_ms = DEFAULT_RETRY_MS
         problem = cls(status, kind, "\n".join(lines), field or None, retry_after_ms)
-        if isinstance(error, PromptTooLarge):
+        if isinstance(error, errors.PromptTooLarge):
             return attrs.evolve(problem, prompt_tokens=error.prompt_tokens, n_ctx=error.n_ctx)
         return problem
 

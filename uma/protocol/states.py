@@ -31,24 +31,7 @@ from typing import Any, Literal
 import attrs
 import orjson
 
-from uma.errors import (
-    BadRequest,
-    Busy,
-    DecodeFailed,
-    Ended,
-    FrameTooLarge,
-    IdleTimeout,
-    InternalError,
-    InvalidJson,
-    ModelUnusable,
-    Overloaded,
-    PromptTooLarge,
-    ShuttingDown,
-    TemplateError,
-    TooManySessions,
-    UnknownModel,
-    VersionMismatch,
-)
+from uma import errors
 
 
 class Phase(Enum):
@@ -89,22 +72,22 @@ class After(Enum):
 
 AFTER_ERROR: Mapping[str, After] = MappingProxyType(
     {
-        FrameTooLarge.code: After.CLOSED,
-        InvalidJson.code: After.CLOSED,
-        BadRequest.code: After.CLOSED_IF_PLAIN,
-        UnknownModel.code: After.CLOSED_IF_PLAIN,
-        TemplateError.code: After.CLOSED_IF_PLAIN,
-        Busy.code: After.OPEN,
-        VersionMismatch.code: After.CLOSED,
-        PromptTooLarge.code: After.CLOSED_IF_PLAIN,
-        TooManySessions.code: After.CLOSED,
-        Overloaded.code: After.OPEN,
-        IdleTimeout.code: After.CLOSED,
-        DecodeFailed.code: After.CLOSED_IF_PLAIN,
-        InternalError.code: After.CLOSED_IF_PLAIN,
-        ModelUnusable.code: After.CLOSED_IF_PLAIN,
-        Ended.code: After.CLOSED_IF_PLAIN,
-        ShuttingDown.code: After.CLOSED,
+        errors.FrameTooLarge.code: After.CLOSED,
+        errors.InvalidJson.code: After.CLOSED,
+        errors.BadRequest.code: After.CLOSED_IF_PLAIN,
+        errors.UnknownModel.code: After.CLOSED_IF_PLAIN,
+        errors.TemplateError.code: After.CLOSED_IF_PLAIN,
+        errors.Busy.code: After.OPEN,
+        errors.VersionMismatch.code: After.CLOSED,
+        errors.PromptTooLarge.code: After.CLOSED_IF_PLAIN,
+        errors.TooManySessions.code: After.CLOSED,
+        errors.Overloaded.code: After.OPEN,
+        errors.IdleTimeout.code: After.CLOSED,
+        errors.DecodeFailed.code: After.CLOSED_IF_PLAIN,
+        errors.InternalError.code: After.CLOSED_IF_PLAIN,
+        errors.ModelUnusable.code: After.CLOSED_IF_PLAIN,
+        errors.Ended.code: After.CLOSED_IF_PLAIN,
+        errors.ShuttingDown.code: After.CLOSED,
     }
 )
 """Transitions by error code. A code that is not of the protocol is treated as a bad request's. Where a request is
