@@ -165,7 +165,7 @@ class Problem:
         `names` has the body's name for a field that the engine calls otherwise.
         """
         status, kind = _STATUS.get(type(error), (500, "fault"))
-        if isinstance(error, ModelUnusable) and error.retry_after_ms is not None:
+        if isinstance(error, errors.ModelUnusable) and error.retry_after_ms is not None:
             status, kind = 503, "crowded"
         lines = renamed(error.lines, names or {})
         field = lines[0].field if status in (400, 501) and lines and isinstance(lines[0], Wrong) else None
