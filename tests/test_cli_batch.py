@@ -336,10 +336,10 @@ def test_before_a_row_has_ended_it_is_told_how_many_run() -> None:
     assert Speed(tally).line(30).endswith("%) · 1 failed")
     tally.note({"a": Progress(waits=True)})
     assert "· 1 queued ·" in Speed(tally).line()
-    tally.note({}, "40 % of beta")
-    assert "· loading 40 % of beta ·" in Speed(tally).line()
-    assert "loading 40 % of beta" in Speed(tally).line(1)
-    tally.note({"a": Progress(1)}, "40 % of beta")
+    tally.note({}, "beta: loading, 40 %")
+    assert "· beta: loading, 40 % ·" in Speed(tally).line()
+    assert "beta: loading, 40 %" in Speed(tally).line(1)
+    tally.note({"a": Progress(1)}, "beta: loading, 40 %")
     assert "loading" not in Speed(tally).line(), "its rows run, and it is others' model"
     tally.note({})
     tally.unwritten, tally.unwritten_failed, tally.kept, tally.blocking_row = 14, 6, 14, 6

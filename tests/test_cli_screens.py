@@ -65,7 +65,7 @@ def servers() -> None:
             running=2,
         ),
         ListedModel(
-            "gemma-3-270m-q4_k_m", "/b", 1, memory_bytes=400 * MB, state="loading", loading_percent=40, waiting=1
+            "gemma-3-270m-q4_k_m", "/b", 1, memory_bytes=400 * MB, state="loading", loading_percent=99, waiting=1
         ),
         ListedModel("SmolLM2-135M-Instruct.Q4_1", "/c", 1, failure="no memory: it needs 400 MB, and 300 MB are free"),
         ListedModel(

@@ -245,7 +245,7 @@ def test_a_request_s_key_is_told_beside_its_program() -> None:
 
 @pytest.mark.parametrize("columns", WIDTHS)
 def test_the_names_of_several_models_are_whole_on_as_many_lines_as_they_need(columns: int) -> None:
-    names = ["qwen2.5-coder-0.5b-instruct-q4_k_m", "gemma-3-270m-q4_k_m", "SmolLM2-135M-Instruct.Q4_1 (loading 40 %)"]
+    names = ["qwen2.5-coder-0.5b-instruct-q4_k_m", "gemma-3-270m-q4_k_m", "SmolLM2-135M-Instruct.Q4_1 (loading, 40 %)"]
     shown = text(after(frame(0, request(1), model=f"{', '.join(names)} of 3 models")), columns)
     assert max(map(cell_len, shown.splitlines())) <= columns
     assert f"{', '.join(names)} of 3 models" in " ".join(shown.split())

@@ -183,7 +183,7 @@ def test_a_stream_is_told_how_far_its_model_is_loaded_and_who_does_not_wait_when
         ollamas.send("POST", "/api/generate", {"model": "alpha", "prompt": "Once", "options": {"num_predict": "a"}})
         assert raw.head()[0] == 200
         chunks = raw.chunks()
-        assert next(chunks).startswith(b": loading alpha: ")
+        assert next(chunks).startswith(b": alpha: loading, ")
         with server.connect() as gone:  # which is no fault of the server (`running_http`)
             gone.send("POST", "/v1/completions", body)
             assert gone.head()[0] == 200

@@ -43,7 +43,7 @@ from uma.http.gateway import Gateway
 from uma.http.generation import HEARTBEAT_SEC
 from uma.supervisor import open_models
 from uma.supervisor.model import STANDSTILL_SEC, ModelLoad
-from uma.types import Finished, LoadProgress, Request, SamplingParams, Source, Token
+from uma.types import Finished, LoadProgress, LoadState, Request, SamplingParams, Source, Token
 
 
 @pytest.fixture(scope="module")
@@ -353,14 +353,14 @@ async def test_each_client_s_requests_are_its_own_also_behind_several_models(ser
 
 async def test_a_session_loads_unloads_and_pins_models_and_lists_them(serve_models: ServeModels) -> None:
     server = serve_models("--models", ",".join(NAMES))
-    path, percents = server.process.socket, list[int]()
+    path, told = server.process.socket, list[LoadState]()
     async with dialled(path) as client:
         assert [(each.name, each.state) for each in await client.models()] == [(name, "unloaded") for name in NAMES]
     async with dialled(path) as client:
-        loaded = await client.load("beta", 600, percents.append)
+        loaded = await client.load("beta", 600, told.append)
         assert (loaded.name, loaded.state, loaded.is_pinned) == ("beta", "loaded", False)
         assert 0 < (loaded.leaves_in_sec or 0) <= 600
-        assert percents
+        assert told
     async with connect(path, model="beta") as client:
         listed = {each.name: each for each in await client.models()}
         assert [each.state for each in listed.values()] == ["unloaded", "loaded", "unloaded"]
@@ -411,10 +411,10 @@ def test_a_command_on_a_named_socket_has_the_server_s_answer_for_every_name(fold
 def test_a_client_waits_until_its_model_is_loaded_and_is_told_so(
     serve_models: ServeModels, texts: Mapping[str, str]
 ) -> None:
-    percents: list[int] = []
+    told: list[LoadState] = []
 
     async def main(path: Path) -> str:
-        async with connect(path, model="beta", on_loading=percents.append) as client:
+        async with connect(path, model="beta", on_loading=told.append) as client:
             request = Request("a", prompt=PROMPT, sampling=SamplingParams(**GREEDY), stream=False, model="gamma-one")
             async with client.generate(request) as stream:
                 (finished,) = [event async for event in stream]
@@ -424,7 +424,7 @@ def test_a_client_waits_until_its_model_is_loaded_and_is_told_so(
 
     server = serve_models()
     assert trio.run(main, server.process.socket) == texts["gamma-one"]
-    assert percents
+    assert told and all(each.words.startswith("loading, ") for each in told)
     with server.process.connect() as raw:
         greeted(raw, model="beta")
         raw.send(ask("w", model="alpha"))
@@ -692,7 +692,7 @@ async def test_a_load_that_stands_still_is_ended_and_the_models_behind_it_have_t
         ("/api/chat", {"prompt": "Hi"}, b"{"),  # which has no message: the model is loaded, and the answer has one line
         ("/api/generate", {"prompt": "Hi"}, b" "),
         ("/api/generate", {"messages": [{"role": "user", "content": "Hi"}]}, b"{"),
-        ("/v1/audio/transcriptions", {"file_url": "data:audio/wav;base64,AA", "stream": True}, b": loading alpha: "),
+        ("/v1/audio/transcriptions", {"file_url": "data:audio/wav;base64,AA", "stream": True}, b": alpha: loading, "),
     ],
 )
 async def test_streams_and_no_other_answers_begin_while_their_model_is_loaded(

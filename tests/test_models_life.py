@@ -24,10 +24,12 @@ from several import GREEDY, NAMES, PROMPT, children, taken_bytes
 from harness import PATIENCE_SEC, short_directory
 from models import CHATML, write_large_cells, write_model
 from uma.config import ModelSettings, RuntimeConfig
+from uma.contracts.explaining import sentences
 from uma.errors import BadRequest, ConfigError, InternalError, ModelUnusable, UnknownModel
 from uma.http import openai
 from uma.http.problem import Problem
 from uma.models.shelf import Shelf
+from uma.net.client import OWNER
 from uma.supervisor import LoadedModels, child, open_models
 from uma.supervisor.model import CROWDED_MS
 from uma.supervisor.models import IDLE_UNLOAD, MEASURE_SEC, RESCAN_SEC
@@ -173,6 +175,33 @@ async def test_a_load_says_whose_memory_it_waits_for(
             assert models.find("beta").waits_for == "waits for memory, which alpha has (1 request)"
         await until(lambda: models.find("beta").state == "loaded")
         assert not models.find("beta").waits_for
+
+
+async def test_a_third_load_waits_for_two_and_the_request_that_waits_for_it_is_told_of(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, texts: Mapping[str, str], mock_clock: trio.testing.MockClock
+) -> None:
+    async def generate() -> None:
+        assert await text(models, "gamma-one") == texts["gamma-one"]
+
+    async with opened(folder, monkeypatch) as models, trio.open_nursery() as nursery:
+        for name in ("alpha", "beta"):
+            nursery.start_soon(models.load, name)
+            await until(lambda name=name: models.find(name).state == "loading")  # type: ignore[misc]
+        nursery.start_soon(generate)
+        words = "waits for the load of alpha and beta"
+        await until(lambda: models.find("gamma-one").waits_for == words)
+        activity = await models.activity("of gamma-one")
+        (waiting,) = activity.waiting
+        assert (waiting.waits_for, waiting.behind, waiting.model) == ("loading", words, "gamma-one")
+        assert activity.waiting_normal == 1
+        assert not (await models.activity("of beta")).waiting
+        mock_clock.jump(2)
+        shown = await models.explain("of gamma-one")
+        assert shown.spent_ms == {"loading": shown.age_ms} and shown.age_ms >= 2_000
+        assert "Now it waits: its model is loaded first (waits for the load of alpha and beta)." in sentences(shown)
+        OWNER.set("another")
+        with pytest.raises(BadRequest, match="no loaded model knows a request of yours"):
+            await models.explain("of gamma-one")
 
 
 async def test_a_process_that_does_not_end_keeps_its_memory_from_others_until_it_does(

@@ -229,7 +229,7 @@ def test_a_question_whose_acceptance_was_lost_is_not_asked_twice(here: Visitor, 
 
 def test_a_question_is_asked_again_when_the_model_is_loaded(here: Visitor) -> None:
     page = here.page
-    loading = {"x-uma-loading-percent": "7"}
+    loading = {"x-uma-load": "loading, 7 %", "x-uma-loading-percent": "7"}
     page.route("**/ui/api/info", lambda route: route.fulfill(status=503, headers=loading, json={}))
     here.visit()
     expect(page.locator("#banner.is-neutral progress")).to_have_attribute("value", "7")
@@ -239,13 +239,13 @@ def test_a_question_is_asked_again_when_the_model_is_loaded(here: Visitor) -> No
 
     def refuse(route: Route) -> None:
         refusals.append(route)
-        headers = {"x-uma-loading-percent": "7", "retry-after-ms": "20"}
+        headers = loading | {"retry-after-ms": "20"}
         error = {"message": "the model is still being loaded (7 %); try again", "code": "service_unavailable"}
         route.fulfill(status=503, headers=headers, json={"error": error})
 
     page.route(ANSWERS, refuse)
     here.ask("What is UMA?")
-    expect(page.locator(".status")).to_contain_text("Loading builtin: 7 %")
+    expect(page.locator(".status")).to_contain_text("builtin: loading, 7 %")
     page.unroute(ANSWERS)
     assert here.wait_for_answer()
     assert refusals

@@ -20,8 +20,8 @@ from uma.supervisor.model import MOST_MODELS
 
 SAYING = {"alpha": "I am the first of them.", "beta": "I am the second one."}
 MEMORY_MIB = 180
-SLOW = {"beta": 40, "gamma": 0}
-"""Models that are being loaded, and how much of each is in percent."""
+SLOW = {"beta": "loading, 40 %", "gamma": "waits for memory"}
+"""Models that are being loaded, and what the load of each does."""
 LONG_NAME = "Qwen2.5-Coder-0.5B-Instruct-Q4_K_M"
 REQUEST: dict[str, Any] = {
     "priority": 1,
@@ -203,7 +203,7 @@ def test_the_list_tells_how_far_a_model_is_loaded_and_what_it_can(here: Visitor)
     def answer(route: Route) -> None:
         told = route.fetch().json()
         beta = next(each for each in told["models"] if each["name"] == "beta")
-        beta |= {"state": "loading", "loading_percent": 40, "vision": True}
+        beta |= {"state": "loading", "load": "loading, 40 %", "vision": True}
         route.fulfill(json=told)
 
     page = here.page
@@ -217,33 +217,31 @@ def test_the_list_tells_how_far_a_model_is_loaded_and_what_it_can(here: Visitor)
 
 def test_a_question_to_a_model_that_loads_names_it_and_tells_its_percent(here: Visitor) -> None:
     page = here.visit().page
-    headers = {"x-uma-loading-percent": "40", "retry-after-ms": "60000"}
+    headers = {"x-uma-load": "loading, 40 %", "x-uma-loading-percent": "40", "retry-after-ms": "60000"}
     page.route("**/ui/api/answers", lambda route: route.fulfill(status=503, headers=headers))
     choose(page, "beta")
     here.ask("Are you there?")
-    expect(page.locator(".status")).to_have_text(re.compile("Loading beta: 40 % … [1-9] s$"))
+    expect(page.locator(".status")).to_have_text(re.compile("^beta: loading, 40 % … [1-9] s$"))
     here.problems = [each for each in here.problems if "503" not in each]
 
 
 def test_the_time_of_a_load_begins_with_it_not_with_the_question(here: Visitor) -> None:
     page = here.visit().page
     page.clock.install()
-    percent = ["0"]
+    load = {"x-uma-load": "loading, opens its file", "x-uma-loading-percent": "0"}
     page.route(
         "**/ui/api/answers",
-        lambda route: route.fulfill(
-            status=503, headers={"x-uma-loading-percent": percent[0], "retry-after-ms": "20000"}
-        ),
+        lambda route: route.fulfill(status=503, headers=load | {"retry-after-ms": "20000"}),
     )
     choose(page, "beta")
     here.ask("Are you there?")
     status = page.locator(".status")
-    expect(status).to_have_text("Loading beta: opening its file …")
+    expect(status).to_have_text("beta: loading, opens its file …")
     page.clock.run_for(15_000)
-    expect(status).to_have_text("Loading beta: opening its file …")
-    percent[0] = "40"
+    expect(status).to_have_text("beta: loading, opens its file …")
+    load |= {"x-uma-load": "loading, 40 %", "x-uma-loading-percent": "40"}
     page.clock.run_for(8_000)
-    expect(status).to_have_text(re.compile("Loading beta: 40 % … [0-9] s$"))
+    expect(status).to_have_text(re.compile("^beta: loading, 40 % … [0-9] s$"))
     here.problems = [each for each in here.problems if "503" not in each]
 
 
@@ -253,11 +251,11 @@ def test_the_live_view_names_a_model_that_is_waited_for(here: Visitor) -> None:
     numbers = {"alpha": [NUMBERED + each for each in range(3)], LONG_NAME: [NUMBERED + each for each in range(3, 7)]}
     loaded = [{"name": name, "requests": each, "figures": frame["figures"]} for name, each in numbers.items()]
     loading: list[dict[str, Any]] = [
-        {"name": name, "requests": [], "loading_percent": far, "waiting": 2} for name, far in SLOW.items()
+        {"name": name, "requests": [], "load": far, "waiting": 2} for name, far in SLOW.items()
     ]
     frame["models"] = [*loaded, *loading]
     times = dict.fromkeys(("last", "p50", "p95", "p99"), 480.5) | {"count": 688}
-    frame["figures"] |= {"running": 999}  # each model has slots of its own: no bound of theirs is told
+    frame["figures"] |= {"running": 999, "waiting_normal": 4}  # no bound of several models' slots is told
     frame["figures"] |= {"written_per_sec": 210.0, "read_per_sec": 410.0, "cached_share": 0.4}
     frame["figures"] |= {"first_token_ms": times, "between_tokens_ms": times}
     frame["metrics"] |= {"kv_cells_total": 0, "preemptions_total": 3}
@@ -266,7 +264,7 @@ def test_the_live_view_names_a_model_that_is_waited_for(here: Visitor) -> None:
     page = here.page
     page.route("**/ui/api/live", lambda route: route.fulfill(content_type="text/event-stream", body=body))
     here.visit("#live")
-    told = ["alpha", LONG_NAME, "beta loading: 40 % 2 waiting", "gamma loading: opening its file 2 waiting"]
+    told = ["alpha", LONG_NAME, "beta loading, 40 % 2 waiting", "gamma waits for memory 2 waiting"]
     expect(page.get_by_role("list", name="Models").get_by_role("listitem")).to_contain_text(told)
     expect(page.locator("#live-words")).to_have_text("999 running, 4 waiting")
     expect(page.locator("#live-hint")).to_have_text("4 for a model to load.")

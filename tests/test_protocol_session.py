@@ -215,7 +215,7 @@ def test_a_session_of_an_older_version_has_nothing_of_several_models(version: st
     assert (asked.request.model, asked.warnings) == (None, ("model: unknown field, ignored",))
     refused = refusal(session, {"type": "load", "id": "l", "model": "b"})
     assert "load" in refused.event.message and "load" not in refused.event.message.partition(", not ")[0]
-    assert json.loads(encode_event(messages.LoadingEvent(5, "a"), version)[HEADER_BYTES:]) == {
+    assert json.loads(encode_event(messages.LoadingEvent(5, "waits", "a"), version)[HEADER_BYTES:]) == {
         "event": "loading",
         "percent": 5,
     }

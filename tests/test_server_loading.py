@@ -42,7 +42,7 @@ from uma.cli.source import connected
 from uma.client import dial
 from uma.errors import Loading as StillLoading
 from uma.errors import ModelUnusable, ShuttingDown
-from uma.types import LoadProgress
+from uma.types import LoadProgress, LoadState
 
 HELLO_1_1 = {**HELLO, "versions": ["1.1"]}
 
@@ -258,7 +258,7 @@ def test_ps_doctor_and_stop_know_a_server_that_loads(socket_dir: Path, model: Pa
         assert f"loading, {told['loading_percent']} %" in uma_told("ps", *at).stdout
         checks = json.loads(uma_told("doctor", "--json", *at).stdout)["checks"]
         (finding,) = [each["finding"] for each in checks if each["name"] == "server"]
-        assert finding == f"loading its model, {told['loading_percent']} %"
+        assert finding == f"its model: loading, {told['loading_percent']} %"
         # The load never goes on: the process ends all the same.
         stopped = uma_told("stop", *at)
         assert stopped.stdout == f"stopped process {server.pid}, which was loading its model on {server.socket}\n"
@@ -269,15 +269,15 @@ def test_ps_doctor_and_stop_know_a_server_that_loads(socket_dir: Path, model: Pa
 async def test_a_client_waits_for_a_server_that_loads_if_it_is_to_and_fills_no_log(
     socket_dir: Path, model: Path, mock_clock: trio.testing.MockClock
 ) -> None:
-    told: list[int] = []
+    told: list[LoadState] = []
     with loading(socket_dir / "s", model) as server:
         with pytest.raises(StillLoading, match=r"the model is still being loaded \(\d+ %\)"):
             async with connect(server.socket, waits=False):
                 pytest.fail("a session was opened")
         with trio.fail_after(PATIENCE_SEC):
 
-            def tell(percent: int) -> None:
-                told.append(percent)
+            def tell(load: LoadState) -> None:
+                told.append(load)
                 # As long as it is told it waits: twice is more than its patience with a server that says nothing.
                 mock_clock.jump(0.6 * dial.HELLO_TIMEOUT_SEC)
                 if len(told) == 4:
@@ -286,7 +286,7 @@ async def test_a_client_waits_for_a_server_that_loads_if_it_is_to_and_fills_no_l
             async with connect(server.socket, on_loading=tell) as client:
                 assert (await client.health(probe=False)).status == "ok"
         assert len(told) >= 4
-        assert all(30 <= each <= 100 for each in told)
+        assert all(30 <= each.percent <= 100 for each in told)
         assert "request.failed" not in server.log.text
 
 

@@ -58,7 +58,7 @@ class Speed:
         tally, tokens, pace = self.tally, self.tally.completion_tokens, self.rows_per_minute
         running = tally.running - tally.waiting
         runs = f"{running:,} {'queued' if tally.is_held_up else 'running'}"
-        runs = f"loading {sanitize_line(tally.loading)}" if tally.loading else runs
+        runs = sanitize_line(tally.loading) or runs
         # Beside many rows some that end before earlier ones are the rule, and nothing to say.
         if is_blocked := tally.kept > tally.running > 0:
             runs += f" (row {tally.blocking_row:,}; {tally.kept:,} wait for it)"

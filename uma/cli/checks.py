@@ -29,7 +29,7 @@ from uma.models import catalog, places, projectors
 from uma.net.logfmt import unlogged
 from uma.net.place import objection
 from uma.server import socketfile
-from uma.types import MAX_PAUSE_SEC
+from uma.types import MAX_PAUSE_SEC, LoadState
 from uma.version import __version__
 
 BUILD_FLAGS = {"avx2": "AVX2", "fma": "FMA", "f16c": "F16C", "avx512f": "AVX512", "asimddp": "DOTPROD"}
@@ -319,7 +319,7 @@ async def _ask_server(config: RuntimeConfig) -> Check:
                 health = await client.health(probe=False)
             if health.status != "loading":
                 raise
-            return Check("server", f"loading its model, {health.loading_percent} %")
+            return Check("server", f"its model: {LoadState(health.loading_percent or 0).words}")
     if paused_sec:
         left = f" for {words.time_span(paused_sec)} more" if paused_sec < MAX_PAUSE_SEC / 2 else ""
         return Check("server", f"paused{left}: it computes nothing", "`uma resume` has it go on")

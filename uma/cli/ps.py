@@ -23,7 +23,7 @@ from uma.client import connect, dialled
 from uma.config import Loaded
 from uma.errors import ConnectionLost, UmaError
 from uma.net.place import objection
-from uma.types import ListedModel
+from uma.types import ListedModel, LoadState
 
 ANSWER_SEC = 10.0
 """Maximum wait for one server's answer: one that hangs must not hide the others."""
@@ -87,7 +87,7 @@ def show_servers(found: Sequence[Running]) -> None:
             for model in server.models:
                 if (
                     reason := model.failure
-                    or model.waits_for
+                    or (model.state == "loading" and model.load.words)
                     or (model.yielded and f"for other programs: {model.yielded}")
                 ):
                     print_wrapped(reason if reason.startswith(model.name) else f"{model.name}: {reason}")
@@ -147,7 +147,7 @@ async def _ask(path: Path) -> Running:
 def _row(server: Running) -> tuple[str, ...]:
     pid = "another container" if server.pid is None else str(server.pid)
     if server.model is None or server.since is None:
-        return pid, f"loading, {server.loading_percent} %", "", "", server.socket
+        return pid, LoadState(server.loading_percent or 0).words, "", "", server.socket
     since = server.since.strftime("%Y-%m-%d %H:%M:%S")
     model = _adapted(server.model, server.adapters) + (", paused" if server.paused_sec else "")
     return pid, model, str(server.sessions), since, server.socket
@@ -164,7 +164,6 @@ def _as_json(server: Running) -> dict[str, Any]:
 
 
 def _model_row(model: ListedModel) -> tuple[str, ...]:
-    percent = "" if model.loading_percent is None or model.waits_for else f", {model.loading_percent} %"
     memory = figures.size(model.taken_bytes) if model.taken_bytes else ""
     most = figures.size(model.memory_bytes) if model.state != "unloaded" else ""
     state: str = model.state
@@ -173,7 +172,7 @@ def _model_row(model: ListedModel) -> tuple[str, ...]:
     state = "waits" if model.waits_for else state
     waiting = f", {model.waiting} waiting" if model.waiting else ""
     requests = f"{model.running}{waiting}" if model.running or model.waiting else ""
-    return _adapted(model.name, model.adapters), f"{state}{percent}", memory, most, requests, _leaves(model)
+    return _adapted(model.name, model.adapters), state, memory, most, requests, _leaves(model)
 
 
 def _adapted(name: str, adapters: Sequence[str]) -> str:

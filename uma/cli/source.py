@@ -32,7 +32,7 @@ from uma.config import BUILTIN, LOG, SERVER_ONLY, Loaded, RuntimeConfig, setting
 from uma.contracts.explaining import WAITS_FOR
 from uma.errors import ConnectionLost, ModelError, UmaError, UnknownModel
 from uma.models.names import meant, one_meant, with_adapter, without_adapter
-from uma.types import ListedModel, LoadProgress, ModelInfo, ServerInfo, Source
+from uma.types import ListedModel, LoadProgress, LoadState, ModelInfo, ServerInfo, Source
 
 T = TypeVar("T")
 
@@ -134,6 +134,8 @@ async def told_progress(source: Source, id: str) -> str:
     request = next((request for request in (*found.running, *found.waiting) if request.id == id), None)
     if request is None or request.generated_tokens:
         return ""
+    if request.waits_for == "loading":
+        return f"{request.model}: {request.behind}"
     if request.waits_for:
         return f"waits: {WAITS_FOR.get(request.waits_for, request.waits_for)}"
     percent = 100 * request.computed_tokens // max(1, request.prompt_tokens)
@@ -334,12 +336,12 @@ async def connected(
     """
     has_said = was_told = False
 
-    def tell(percent: int) -> None:
+    def tell(load: LoadState) -> None:
         nonlocal has_said, was_told
         if sys.stderr.isatty():
-            passing(f"the server loads {words.bar(percent)} {model or ''}")
-        elif not has_said and (percent or was_told):  # a model that is refused is at 0 % for a moment
-            say(f"waiting for the server to load the model ({percent} %)")
+            passing(f"{model or 'the server'}: {words.bar(load)}")
+        elif not has_said and (load.percent or was_told):  # a model that is refused is at 0 % for a moment
+            say(f"waiting for the server to load the model ({load.step})")
             has_said = True
         was_told = True
 
@@ -353,7 +355,7 @@ async def connected(
 def shown_progress(model: str) -> LoadProgress:
     """The progress of loading, which a terminal shows in one line."""
     name = Path(model).name
-    return LoadProgress(lambda percent: passing(f"loading {words.bar(percent)} {name}"))
+    return LoadProgress(lambda percent: passing(f"{name}: {words.bar(LoadState(percent))}"))
 
 
 def _asks_for_its_own(loaded: Loaded) -> list[str]:

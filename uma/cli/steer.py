@@ -47,7 +47,7 @@ async def _pin(client: Client, name: str, *, is_pinned: bool) -> str:
         model = await client.pin(
             name,
             is_pinned=is_pinned,
-            on_loading=lambda percent: say.passing(f"loading {words.bar(percent)} {name}"),
+            on_loading=lambda load: say.passing(f"{name}: {words.bar(load)}"),
         )
     finally:
         say.passing()

@@ -82,7 +82,7 @@ class SocketFeed(Feed):
         if models:
             loaded = [model for model in models if model.state == "loaded"]
             name = _of_several(
-                (model.name, None if model.state == "loaded" else model.loading_percent or 0, model.waiting)
+                (model.name, None if model.state == "loaded" else model.load.words, model.waiting)
                 for model in models
                 if model.state in ("loaded", "loading") or model.waiting
             )
@@ -101,14 +101,14 @@ class SocketFeed(Feed):
         return await self._client.end_request(number)
 
 
-def _of_several(models: Iterable[tuple[str, int | None, int]]) -> str:
-    """`alpha, beta (loading 40 %, 2 wait)`: names of those that are loaded, and how far those are that are waited for,
+def _of_several(models: Iterable[tuple[str, str | None, int]]) -> str:
+    """`alpha, beta (loading, 40 %, 2 wait)`: names of those that are loaded, and how far those are that are waited for,
     and by how many requests.
     """
     told = []
-    for name, percent, waiting in models:
+    for name, load, waiting in models:
         wait = f", {waiting:,} wait" if waiting else ""
-        told.append(name if percent is None else f"{name} (loading {percent} %{wait})")
+        told.append(name if load is None else f"{name} ({load}{wait})")
     return ", ".join(told) or "none"
 
 
@@ -155,7 +155,7 @@ class HttpFeed(Feed):
                     if name == b"own":
                         own = frozenset(values["ids"])
                     else:
-                        far = [(of["name"], of.get("loading_percent"), of.get("waiting", 0)) for of in values["models"]]
+                        far = [(of["name"], of.get("load"), of.get("waiting", 0)) for of in values["models"]]
                         told = self._frame(_of_several(far) + of_all if of_all else model, own, values)
                         post(attrs.evolve(told, in_short=f"{len(far)}{of_all}") if of_all else told)
         raise ConnectionLost(f"{self.where}: the server went away")

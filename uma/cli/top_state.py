@@ -254,7 +254,8 @@ def _rows(where: str, server: WatchedServer) -> Iterable[RequestRow]:
     for place, request in enumerate(frame.activity.waiting):
         slot_every_ms = frame.figures.slot_every_ms
         starts = None if slot_every_ms is None else (place + 1) * slot_every_ms
-        yield _row(where, server, frame, request, place, starts)
+        is_queued = request.waits_for != "loading"  # else it has yet to come to a model's queue
+        yield _row(where, server, frame, request, *((place, starts) if is_queued else ()))
 
 
 def _row(

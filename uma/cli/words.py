@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from uma.config import Loaded, RuntimeConfig
 from uma.figures import count, figure, size
 from uma.models.names import with_each
-from uma.types import Finished, Logprobs, MemoryPlan, ModelInfo, ServerInfo
+from uma.types import Finished, LoadState, Logprobs, MemoryPlan, ModelInfo, ServerInfo
 
 DEMONSTRATION = (
     "This is the small built-in demonstration model; `uma pull OWNER/NAME` gets a real one, --model FILE.gguf names one"
@@ -97,9 +97,9 @@ def duration(milliseconds: float) -> str:
     return f"{milliseconds / 1000:.{1 if milliseconds < 99_950 else 0}f} s"
 
 
-def bar(percent: int) -> str:
-    """`███░░░░░░░░░░░░░░░░░ 17 %` of a model; the last percent is what comes behind the weights."""
-    return f"{blocks(percent, 20)} {percent} %{' (makes its context)' * (percent == 99)}"
+def bar(load: LoadState) -> str:
+    """`███░░░░░░░░░░░░░░░░░ loading, 17 %`, or what the load waits for."""
+    return load.waits_for or f"{blocks(load.percent, 20)} {load.words}"
 
 
 def blocks(percent: int, cells: int) -> str:

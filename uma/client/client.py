@@ -39,6 +39,7 @@ from uma.types import (
     Explained,
     Health,
     ListedModel,
+    LoadState,
     Ranking,
     Request,
     RerankRequest,
@@ -59,8 +60,8 @@ E = TypeVar("E")
 class PendingQuery:
     """A query that waits for its one answer."""
 
-    on_loading: Callable[[int], None] = lambda _: None
-    """Given how much of its model is loaded, in percent, where it waits for that."""
+    on_loading: Callable[[LoadState], None] = lambda _: None
+    """Given how far the load of its model is, where it waits for that."""
     is_work: bool = False
     """Whether it is a client's request, and no look at the server."""
     answered: trio.Event = attrs.field(factory=trio.Event)
@@ -93,7 +94,7 @@ class Client:
     whose id another has that runs gets an id of its own."""
     _greeted: trio.Event = attrs.field(factory=trio.Event, init=False)
     """The hello is answered, be it with how far the server's model is loaded: then another answer follows."""
-    _loading_percent: int | None = attrs.field(default=None, init=False)
+    _load: LoadState | None = attrs.field(default=None, init=False)
     _streams: dict[str, Stream] = attrs.field(factory=dict, init=False)
     _questions: dict[str, PendingQuery] = attrs.field(factory=dict, init=False)
     _numbers: count[int] = attrs.field(factory=lambda: count(1), init=False)
@@ -248,9 +249,9 @@ class Client:
         return (await self._answer(messages.ModelsEvent, lambda id: messages.ModelsQuery(reload, id=id))).models
 
     async def load(
-        self, model: str | None, keep_sec: float | None = None, on_loading: Callable[[int], None] = lambda _: None
+        self, model: str | None, keep_sec: float | None = None, on_loading: Callable[[LoadState], None] = lambda _: None
     ) -> ListedModel:
-        """See `Models.load`; `on_loading` is given how much of it is loaded, in percent."""
+        """See `Models.load`; `on_loading` is given how far that is."""
         told_sec = -1.0 if keep_sec == math.inf else keep_sec
         return (
             await self._answer(messages.ModelsEvent, lambda id: messages.LoadQuery(model, told_sec, id=id), on_loading)
@@ -261,7 +262,7 @@ class Client:
         return (await self._answer(messages.ModelsEvent, lambda id: messages.UnloadQuery(model, id=id))).models[0]
 
     async def pin(
-        self, model: str | None, *, is_pinned: bool = True, on_loading: Callable[[int], None] = lambda _: None
+        self, model: str | None, *, is_pinned: bool = True, on_loading: Callable[[LoadState], None] = lambda _: None
     ) -> ListedModel:
         """See `Models.pin`. Raises `BadRequest` where the server belongs to another user, too."""
         return (
@@ -272,7 +273,7 @@ class Client:
         self,
         event: type[E],
         query: Callable[[str], Query],
-        on_loading: Callable[[int], None] = lambda _: None,
+        on_loading: Callable[[LoadState], None] = lambda _: None,
         *,
         is_work: bool = False,
     ) -> E:
@@ -288,16 +289,15 @@ class Client:
         """Begin to open the session. `connect` calls it once."""
         self._link.post(self._session.hello(model=model, loads=loads))
 
-    async def answer_to_hello(self) -> int | None:
-        """None once the session is open; before, each time that the server says so, how much of its model is loaded,
-        in percent. Raises what the server refuses the session with. `connect` calls it until it is None.
-        """
+    async def answer_to_hello(self) -> LoadState | None:
+        """None once the session is open; before, each time that the server says so, how far its model's load is.
+        Raises what the server refuses the session with. `connect` calls it until it is None."""
         await self._greeted.wait()
         if self._failure is not None:
             raise self._failure
         if self._session.info is None:
             self._greeted = trio.Event()
-            return self._loading_percent
+            return self._load
         return None
 
     async def _begin(self, stream: Stream, request: Request) -> None:
@@ -325,7 +325,7 @@ class Client:
             self._link.post(self._session.send(messages.EndThinking(stream.id)))
 
     async def _ask(
-        self, id: str, query: Query, on_loading: Callable[[int], None] = lambda _: None, *, is_work: bool = False
+        self, id: str, query: Query, on_loading: Callable[[LoadState], None] = lambda _: None, *, is_work: bool = False
     ) -> QueryAnswer:
         await self._link.room()
         self._raise_if_lost()
@@ -430,9 +430,9 @@ class Client:
             self._greeted.set()
         elif isinstance(event, messages.LoadingEvent):
             if event.id in self._questions:
-                self._questions[event.id].on_loading(event.percent)
+                self._questions[event.id].on_loading(event)
             elif event.id is None:
-                self._loading_percent = event.percent
+                self._load = event
                 self._greeted.set()
         elif isinstance(event, QueryAnswer) and event.id in self._questions:
             self._questions[event.id].resolve(event)

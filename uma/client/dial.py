@@ -20,6 +20,7 @@ from uma.net.link import Link
 from uma.net.place import objection
 from uma.net.trio_only import require_trio
 from uma.protocol.session import ClientSession
+from uma.types import LoadState
 from uma.version import __version__
 
 HELLO_TIMEOUT_SEC = 10.0
@@ -37,15 +38,15 @@ async def connect(
     model: str | None = None,
     loads: bool = True,
     waits: bool = True,
-    on_loading: Callable[[int], None] = lambda _: None,
+    on_loading: Callable[[LoadState], None] = lambda _: None,
 ) -> AsyncIterator[Client]:
     """A session with the server that listens on the Unix socket `path`; `client` is the name it logs. A server with
     several models answers with `model`, None: its default, where a request names none; one with another model alone
     answers with that. Without `loads` the session is open before a server of several models has loaded one, and its
     card (`Client.info`) can be empty but for their names: for what asks about the server, or names its models itself.
 
-    A server that is loading its model is waited for; `on_loading` is given how much of it is loaded, in percent, each
-    time that the server says so, about once a second. Without `waits` that is a `Loading`.
+    A server that is loading its model is waited for; `on_loading` is given how far that is, each time that
+    the server says so, about once a second. Without `waits` that is a `Loading`.
 
     Raises `ConnectionLost` where no server answers (it says how to start one) and the server's own error where it
     refuses (`TooManySessions`, `VersionMismatch`, `ShuttingDown` where its model cannot be loaded). `ConnectionLost` is
@@ -54,15 +55,17 @@ async def connect(
     """
     async with dialled(path, client=client) as session:
         session.say_hello(model, loads=loads)
-        while (percent := await _answer_to_hello(session, path)) is not None:
+        while (load := await _answer_to_hello(session, path)) is not None:
             if not waits:
-                raise Loading(f"{path}: the model is still being loaded ({percent} %); try again", retry_after_ms=1000)
-            on_loading(percent)
+                raise Loading(f"{path}: the model is still being loaded ({load.step}); try again", retry_after_ms=1000)
+            on_loading(load)
         yield session
 
 
 @asynccontextmanager
-async def connect_child(sock: socket.socket, name: str, on_loading: Callable[[int], None]) -> AsyncIterator[Client]:
+async def connect_child(
+    sock: socket.socket, name: str, on_loading: Callable[[LoadState], None]
+) -> AsyncIterator[Client]:
     """Connect, as `connect` does, to a server of ours at the other end of `sock`, which is closed with the block.
 
     However long it says nothing, it is waited for. Requests of several clients, and so of equal ids, can use the
@@ -71,12 +74,12 @@ async def connect_child(sock: socket.socket, name: str, on_loading: Callable[[in
     link = _link(sock)
     async with _running(Client(name, link, ClientSession(client=f"uma/{__version__}"), is_shared=True)) as session:
         session.say_hello()
-        while (percent := await session.answer_to_hello()) is not None:
-            on_loading(percent)
+        while (load := await session.answer_to_hello()) is not None:
+            on_loading(load)
         yield session
 
 
-async def _answer_to_hello(session: Client, path: str | Path) -> int | None:
+async def _answer_to_hello(session: Client, path: str | Path) -> LoadState | None:
     with trio.move_on_after(HELLO_TIMEOUT_SEC):
         return await session.answer_to_hello()
     # The time is over, but a process that had no turn meanwhile has not looked yet.

@@ -123,7 +123,7 @@ class ModelsThere(Models):
         return self._card(name)
 
     @asynccontextmanager
-    async def using(self, model: str | None, keep_sec: float | None = None) -> AsyncIterator[Source]:
+    async def using(self, model: str | None, keep_sec: float | None = None, id: str = "") -> AsyncIterator[Source]:
         name = self._name(model)
         session = await self._session(name)
         await self.load(name, keep_sec or None)
@@ -172,10 +172,6 @@ class ModelsThere(Models):
 
     async def trace(self, seconds: float) -> str:
         return await self._client.trace(seconds)
-
-    def loading_percent(self, model: str | None) -> int | None:
-        found = next((offered for offered in self._listed if offered.name == self._name(model)), None)
-        return None if found is None or found.state == "loaded" else found.loading_percent or 0
 
     async def health(self, *, probe: bool = True) -> Health:
         return await self._client.health(probe=probe)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from uma.types import CAUSES, WHY_NOT_CACHED, Explained
 
 WAITS_FOR = {
+    "loading": "its model is loaded first",
     "slot": "no slot is free",
     "cells": "no cells are free for its prompt",
     "adapters": "two other sets of LoRA adapters take turns",
@@ -32,7 +33,7 @@ CURES = {
 }
 """What helps against a cause (`CAUSES`), where a setting or habit does. `docs/slow.md` has these words."""
 
-_BEFORE_THE_CACHE = ("slot", "cells", "adapters", "prefix")
+_BEFORE_THE_CACHE = ("loading", "slot", "cells", "adapters", "prefix")
 """What a request waits for as long as it is not known what of its prompt is cached."""
 
 

@@ -367,7 +367,7 @@ class _Entrance:
         if (asked := http.header(PROTOCOL_HEADER.lower().encode())) is not None:
             negotiate_version(asked)
         if (progress := self.gateway.progress) is not None and not is_file(http.path):
-            http.extra_headers.append((b"x-uma-loading-percent", str(progress.percent).encode()))
+            http.tell_load(progress.state)
             raise progress.refusal()
         await self.inner(http.scope, http.receive, http.send)
 

@@ -31,7 +31,7 @@ from uma.net.inline import is_quick
 from uma.net.quota import ClientAccount
 from uma.net.throttle import ClientLines, Throttle
 from uma.protocol.json_size import check_size
-from uma.types import EventStream, Finished
+from uma.types import EventStream, Finished, LoadState
 from uma.version import __version__
 from uma.wrong import Wrong, WrongValues
 
@@ -387,6 +387,11 @@ class Exchange:
         asked = {"path": self.path[:100], "status": problem.status}  # what is longer is no path of ours
         self.lines.log(logger, level, "http.failed", request=self.id, **asked, code=error.code, message=error.message)
         return problem
+
+    def tell_load(self, load: LoadState) -> None:
+        """Have the answer's headers tell how far a model is."""
+        told = (b"x-uma-load", header_value(load.words)), (b"x-uma-loading-percent", b"%d" % load.percent)
+        self.extra_headers.extend(told)
 
     async def fail(self, dialect: Dialect, problem: Problem) -> None:
         """Send an error in the dialect's form. The connection stays usable, or, where a body is left unread, the answer

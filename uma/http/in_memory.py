@@ -92,7 +92,7 @@ class InMemory(RowAsk):
         except UmaError:  # a server of an older protocol, or none any more
             return {}
         found: dict[str, Progress] = {}
-        waiting = [(request, True) for request in activity.waiting]
+        waiting = [(request, True) for request in activity.waiting if request.waits_for != "loading"]
         begun = [(request, request.is_preempted or bool(request.waits_for)) for request in activity.running]
         for request, waits in (*begun, *waiting):  # of several answers to one prompt each is listed
             known = found.get(request.id, Progress(waits=True))
@@ -105,7 +105,7 @@ class InMemory(RowAsk):
 
     def loading(self) -> str:
         listed = self.source.listed() if isinstance(self.source, Models) else ()
-        loading = (f"{model.loading_percent or 0} % of {model.name}" for model in listed if model.state == "loading")
+        loading = (f"{model.name}: {model.load.words}" for model in listed if model.state == "loading")
         return next(loading, "")
 
 

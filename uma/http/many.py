@@ -58,7 +58,7 @@ async def of_model(gateway: Gateway, http: Exchange, dialect: Dialect | None = N
             if dialect is not None and dialect.is_streamed(fields):
                 shown = name or models.listed()[0].name
                 telling.start_soon(_tell_of_load, http, dialect, partial(models.find, shown))
-            source = await unless_gone(http, partial(stack.enter_async_context, models.using(name, kept)))
+            source = await unless_gone(http, partial(stack.enter_async_context, models.using(name, kept, http.id)))
             telling.cancel_scope.cancel()
         http.model = source.info.model.name
         yield gateway.to_model(source, ModelNames(asked or source.info.model.name, takes_any=True))
@@ -76,8 +76,7 @@ async def _tell_of_load(http: Exchange, dialect: Dialect, look: Callable[[], Lis
     while True:
         with suppress(UmaError):  # its file is gone, which the load tells
             model = look()
-        told = f"{model.name} {model.waits_for}" if model.waits_for else None
-        await http.write(dialect.alive(told or f"loading {model.name}: {model.loading_percent or 0} %"))
+        await http.write(dialect.alive(f"{model.name}: {model.load.words}"))
         await trio.sleep(HEARTBEAT_SEC)
 
 
@@ -152,9 +151,8 @@ def _check_autoload(models: Models, http: Exchange, name: str | None) -> None:
         return
     if model.state != "loading":
         raise BadRequest.at("model", f"{shown} is not loaded, and autoload is false: POST /models/load loads it")
-    percent = model.loading_percent or 0
-    http.extra_headers.append((b"x-uma-loading-percent", str(percent).encode()))
-    raise Loading(f"{shown} is still being loaded ({percent} %); try again")
+    http.tell_load(model.load)
+    raise Loading(f"{shown} is still being loaded ({model.load.step}); try again")
 
 
 def _loaded(models: Models, name: str | None) -> Source:

@@ -129,7 +129,7 @@ def _status(model: ListedModel) -> dict[str, Any]:
     """Status as llama-server's router has it; a model that leaves takes no more requests."""
     status: dict[str, Any] = {"value": "unloaded" if model.state == "leaving" else model.state}
     if model.loading_percent is not None:
-        status["progress"] = model.loading_percent / 100
+        status |= {"progress": model.loading_percent / 100, "doing": model.load.words}
     if model.failure:
         status |= {"failed": True, "message": model.failure}
     return status

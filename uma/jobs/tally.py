@@ -61,7 +61,7 @@ class Tally:
     """Rows of the input up to the last one that was read."""
     passed_bytes: int = 0
     loading: str = ""
-    """The model that the rows wait for; see `RowAsk.loading`."""
+    """What the load does that the rows wait for; see `RowAsk.loading`."""
     _ended_prompt_tokens: int = 0
     _ended_completion_tokens: int = 0
     _progress: dict[str, Progress] = attrs.field(factory=dict)

@@ -28,6 +28,7 @@ from uma.types import (
     Health,
     Limits,
     ListedModel,
+    LoadState,
     Logprobs,
     ModelInfo,
     ModelName,
@@ -455,13 +456,11 @@ class HealthEvent(Health):
 
 
 @attrs.frozen
-class LoadingEvent:
+class LoadingEvent(LoadState):
     """What came in this session waits until the model is loaded; sent when it begins to wait and about once a second.
     It is followed by the answers, or by an error where the model cannot be loaded.
     """
 
-    percent: int
-    """How much of the model is loaded."""
     id: str | None = None
     """The request that waits for its model, where the server has several; None: the session."""
 

@@ -74,7 +74,7 @@ ADDED: Mapping[str, Additions] = MappingProxyType(
                 embed="model",
                 rerank="model",
             ),
-            event_fields=_names(hello="models", loading="id", eos="dropped_messages summary"),
+            event_fields=_names(hello="models", loading="id waits_for", eos="dropped_messages summary"),
         ),
     }
 )

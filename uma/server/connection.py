@@ -41,6 +41,7 @@ from uma.types import (
     Finished,
     Health,
     LoadProgress,
+    LoadState,
     Models,
     Request,
     RerankRequest,
@@ -131,9 +132,9 @@ class ConnectionHost:
         return self._loaded.is_set()
 
     @property
-    def loading_percent(self) -> int:
-        """How much of the model is loaded."""
-        return 100 if self._progress is None else self._progress.percent
+    def load(self) -> LoadState:
+        """How far the model's load is."""
+        return LoadState(100) if self._progress is None else self._progress.state
 
     @contextmanager
     def queued(self) -> Iterator[trio.Event]:
@@ -383,11 +384,11 @@ class Connection(ABC):
         if not self._saw_eof:
             await trio.sleep(LINGER_SEC)
 
-    async def loaded(self, tell: Callable[[int], None]) -> None:
-        """Wait until the model is loaded. `tell` is given how much of it is, at once and every `TELL_SEC`."""
+    async def loaded(self, tell: Callable[[LoadState], None]) -> None:
+        """Wait until the model is loaded. `tell` is given how far that is, at once and every `TELL_SEC`."""
         with self.server.queued() as turn:
             while not turn.is_set():
-                tell(self.server.loading_percent)
+                tell(self.server.load)
                 with trio.move_on_after(TELL_SEC):
                     await turn.wait()
                 if self.link.is_hung_up:  # also where the session reads no more, and so does not see it

@@ -59,6 +59,7 @@ from uma.types import (
     EventStream,
     Finished,
     ListedModel,
+    LoadState,
     Request,
     ServerInfo,
     Source,
@@ -195,9 +196,9 @@ class JsonConnection(Connection):
         self._update_clock(had_frame=False)
         self.link.post(b"")
 
-    def _tell_loading(self, percent: int, id: str | None = None) -> None:
+    def _tell_loading(self, load: LoadState, id: str | None = None) -> None:
         if self._knows_loading and not self.link.unsent_bytes and not self._session.is_closing:
-            self.link.post(encode_event(LoadingEvent(percent, id), self._session.version))
+            self.link.post(encode_event(LoadingEvent(load.percent, load.waits_for, id), self._session.version))
 
     async def _parse(self, payload: bytes) -> Parsed:
         """What a frame says; a large one is read in another thread, while the session's next ones wait."""
@@ -254,11 +255,11 @@ class JsonConnection(Connection):
 
         async def tell() -> None:
             with telling:
-                while self.models and (percent := self.models.loading_percent(model)) is not None:
-                    self._tell_loading(percent, id)
+                while self.models and (load := self.models.load_of(model)) is not None:
+                    self._tell_loading(load, id)
                     await trio.sleep(TELL_SEC)
 
-        if self.models and self.models.loading_percent(model) is not None:
+        if self.models and self.models.load_of(model) is not None:
             self._tasks.start_soon(tell)
         try:
             yield
@@ -273,7 +274,7 @@ class JsonConnection(Connection):
             return
         async with AsyncExitStack() as stack:
             with self._telling_of_load(model, id):
-                source = await stack.enter_async_context(self.models.using(model))
+                source = await stack.enter_async_context(self.models.using(model, id=id))
             yield source
 
     def _start(self, message: Generate) -> None:

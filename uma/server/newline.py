@@ -17,7 +17,7 @@ from uma.errors import BadRequest, InvalidJson, UmaError
 from uma.net.metering import metered
 from uma.protocol.newline import METRICS_LINE, LineDecoder
 from uma.server.connection import Connection, ConnectionHost, SessionWork
-from uma.types import Finished, Request, Token
+from uma.types import Finished, LoadState, Request, Token
 
 MAX_WAITING_LINES = 64
 """Maximum lines taken in while one is answered; beyond it the session's input waits."""
@@ -109,10 +109,10 @@ class NewlineConnection(Connection):
         self._update_clock(had_frame=False)
         self.link.post(b"")
 
-    def _tell_loading(self, percent: int) -> None:
+    def _tell_loading(self, load: LoadState) -> None:
         if not self._has_warned:
             self._has_warned = True
-            self.link.post(f"waiting: the model is still being loaded ({percent} %)\n".encode())
+            self.link.post(f"waiting: the model is still being loaded ({load.step})\n".encode())
 
     async def _answer(self, line: str | UmaError, id: str, work: SessionWork) -> None:
         if isinstance(line, UmaError):

@@ -89,7 +89,7 @@ async def running(
     try:
         on_start(process.pid)
         ours.setblocking(False)
-        async with connect_child(ours, name, on_loading) as client:
+        async with connect_child(ours, name, lambda load: on_loading(load.percent)) as client:
             yield client
             process.terminate()
             await _ended(process, END_SEC)  # our end stays open meanwhile: without it the process ends at once

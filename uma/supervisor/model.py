@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import AsyncIterator, Mapping
+import time
+from collections.abc import AsyncIterator, Hashable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Protocol, TypeVar
 
@@ -15,12 +16,14 @@ from uma.client import Client
 from uma.errors import InternalError, ModelUnusable, UmaError, UnknownModel
 from uma.models.catalog import ModelFile
 from uma.models.names import with_adapter
+from uma.net.client import ORIGIN, OWNER
 from uma.net.file_watch import FileState, state_of
 from uma.supervisor.backoff import Failures
 from uma.supervisor.estimate import rough_bytes
 from uma.supervisor.residency import Resident
 from uma.types import (
     Activity,
+    CacheUse,
     DecisionRequest,
     Decisions,
     Embeddings,
@@ -28,10 +31,12 @@ from uma.types import (
     EventStream,
     Explained,
     Health,
+    LoadState,
     MemoryPlan,
     ModelState,
     Ranking,
     Request,
+    RequestMetrics,
     RerankRequest,
     RunningRequest,
     ServerInfo,
@@ -92,6 +97,29 @@ class ModelLoad:
 
 
 @attrs.define(eq=False)
+class LoadWait:
+    """A request that waits until its model is loaded, or what else does, without an id."""
+
+    id: str
+    model: str
+    owner: Hashable = attrs.field(factory=OWNER.get)
+    origin: str = attrs.field(factory=ORIGIN.get)
+    began: float = attrs.field(factory=trio.current_time)
+
+    def as_request(self, load: LoadState) -> RunningRequest:
+        """The request as lists have it."""
+        ms = round(1000 * (trio.current_time() - self.began), 3)
+        told = RunningRequest(self.id, 0, 0, 0, 0, 0, ms, waits_for="loading", behind=load.words)
+        return attrs.evolve(told, origin=self.origin, model=self.model)
+
+    def explained(self, load: LoadState) -> Explained:
+        """Where its time went until now."""
+        now, figures = self.as_request(load), RequestMetrics(0, 0, 0, 0, 0, 0, 0)
+        came_at, spent_ms = round(time.time() - now.age_ms / 1000, 3), {"loading": now.age_ms}
+        return Explained(self.id, 0, self.origin, came_at, now.age_ms, spent_ms, 0, 0, 0, CacheUse(), figures, now=now)
+
+
+@attrs.define(eq=False)
 class ServedModel:
     """One model of several: its process, which is started when a request needs it. Belongs to the Trio thread."""
 
@@ -126,8 +154,8 @@ class ServedModel:
     """Time for which requests have waited until it was loaded, by their ids: of the last `MOST_WAITS`."""
     running: int = 0
     """Requests that have it loaded."""
-    waiting: int = 0
-    """Requests that wait until it is."""
+    waits: list[LoadWait] = attrs.field(factory=list)
+    """What waits until it is."""
     size_bytes: int = 0
     """Maximum that it took so far, with what its prefixes can come to take; 0: it was never loaded, or its file is
     another one now."""
@@ -154,15 +182,15 @@ class ServedModel:
     """Cancelled, the process leaves, in order."""
 
     @asynccontextmanager
-    async def in_use(self, keep_sec: float | None = None) -> AsyncIterator[LoadedModel]:
+    async def in_use(self, keep_sec: float | None = None, id: str = "") -> AsyncIterator[LoadedModel]:
         """A block in which it is loaded, and stays so; see `Models.using`. Raises `InternalError` where that is not
         possible, or where its process ends meanwhile, and `UnknownModel` where its file is gone.
         """
         began = trio.current_time()
-        client = await self._loaded()
+        client = await self._loaded(id)
         if client is None:
             assert self.successor is not None
-            async with self.successor.in_use(keep_sec) as held:
+            async with self.successor.in_use(keep_sec, id) as held:
                 yield held
             return
         waited_ms = 1000 * (trio.current_time() - began)
@@ -176,9 +204,10 @@ class ServedModel:
             self._end_if_idle()
             self.loader.changed()
 
-    async def _loaded(self) -> Client | None:
+    async def _loaded(self, id: str) -> Client | None:
         """The session with its process, once it is loaded; None where another has its place."""
-        self.waiting += 1
+        wait = LoadWait(id, self.file.name)
+        self.waits.append(wait)
         try:
             while self.successor is None:
                 await self.follow_file()
@@ -193,7 +222,7 @@ class ServedModel:
                     raise refused if load.is_refused else self.failure(load.failure)
             return None
         finally:
-            self.waiting -= 1
+            self.waits.remove(wait)
 
     def failure(self, why: str) -> UmaError:
         """The error that a load ends with."""
@@ -260,7 +289,7 @@ class ServedModel:
     @property
     def is_idle(self) -> bool:
         """Whether it is loaded, and no request needs it."""
-        return self.client is not None and not self.running and not self.waiting and not self.is_leaving
+        return self.client is not None and not self.running and not self.waits and not self.is_leaving
 
     @property
     def leaves_at(self) -> float:
@@ -284,7 +313,7 @@ class ServedModel:
         """The model's place in memory, as the plan sees it."""
         is_loading = self.client is None
         # What has waited for it is about to run.
-        begins = is_loading or (self.waiting > 0 and not self.is_leaving)
+        begins = is_loading or (bool(self.waits) and not self.is_leaving)
         return Resident(
             self.file.name if self.successor is None else f"{self.file.name} of before",
             self.needs_bytes,

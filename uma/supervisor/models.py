@@ -21,6 +21,7 @@ import trio
 from uma import posix
 from uma.client import Client
 from uma.config import ALL_MODELS, BUILTIN, ModelSettings, RuntimeConfig
+from uma.engine.activity import MAX_LISTED
 from uma.engine.kv.disk import made_folder
 from uma.engine.sizing import enough_mib, free_memory_bytes
 from uma.errors import (
@@ -39,13 +40,14 @@ from uma.llama.context import ROUNDED_TOKENS
 from uma.metrics import EngineMetrics, kind_of, summed
 from uma.models.catalog import ModelFile
 from uma.models.shelf import Shelf
+from uma.net.client import OWNER
 from uma.net.file_watch import state_of
 from uma.net.logfmt import log
 from uma.supervisor.backoff import Failures
 from uma.supervisor.child import CACHE_SHARE, child_config, running, taken_bytes
 from uma.supervisor.estimate import most_weights_bytes, planned_memory, rough_bytes
 from uma.supervisor.files import HubDownload, removal_of, remove
-from uma.supervisor.model import LOOK_SEC, MOST_MODELS, STANDSTILL_SEC, LoadedModel, ModelLoad, ServedModel
+from uma.supervisor.model import LOOK_SEC, MOST_MODELS, STANDSTILL_SEC, LoadedModel, LoadWait, ModelLoad, ServedModel
 from uma.supervisor.pressure import Pressure
 from uma.supervisor.residency import passes, plan
 from uma.types import (
@@ -57,6 +59,7 @@ from uma.types import (
     Limits,
     ListedModel,
     LoadProgress,
+    LoadState,
     ModelInfo,
     Models,
     ServerInfo,
@@ -165,7 +168,7 @@ class LoadedModels(Models):
             taken_bytes=model.taken_bytes,
             fits=not (objection := self._objection(model)),
             running=model.running,
-            waiting=model.waiting,
+            waiting=len(model.waits),
             is_pinned=model.is_pinned,
             leaves_in_sec=max(0.0, model.leaves_at - now) if model.is_idle and model.leaves_at < math.inf else None,
             failure=failure or objection,
@@ -175,13 +178,17 @@ class LoadedModels(Models):
         )
 
     def _waits_for(self, model: ServedModel) -> str:
-        """What a load that has not begun waits for: the models that run, or are leaving."""
-        running = [other for other in self._every if other.has_process and other.running]
-        if any(other.successor is model for other in running):
+        """What a load that has not begun waits for: other loads, or the models that run, or are leaving."""
+        there = [other for other in self._every if other.has_process]
+        if any(other.successor is model for other in there):
             return "waits for the old file's requests"
-        running = [other for other in running if other.is_leaving] or running
-        has = (f"{other.file.name} has ({other.running} request{'s' * (other.running > 1)})" for other in running)
-        return f"waits for memory, which {' and '.join(has)}" if running else ""
+        loading = [other.file.name for other in there if other.client is None]
+        if len(loading) >= MOST_LOADS:
+            return f"waits for the load of {' and '.join(loading)}"
+        if not model.has_plan or model.needs_bytes <= self._most_bytes() - sum(other.needs_bytes for other in there):
+            return ""  # it is about to begin
+        there = [other for other in there if other.is_leaving] or [other for other in there if not other.stays] or there
+        return f"waits for memory, which {' and '.join(map(_kept, there))}"
 
     async def card(self, model: str | None, *, loads: bool = True) -> ServerInfo:
         found = await self._find(model)
@@ -191,9 +198,9 @@ class LoadedModels(Models):
         return self._card_of(found)
 
     @asynccontextmanager
-    async def using(self, model: str | None, keep_sec: float | None = None) -> AsyncIterator[Source]:
+    async def using(self, model: str | None, keep_sec: float | None = None, id: str = "") -> AsyncIterator[Source]:
         found = await self._find(model)
-        async with found.in_use(keep_sec) as held:
+        async with found.in_use(keep_sec, id) as held:
             yield held
 
     def loaded(self, model: str | None) -> Source | None:
@@ -262,13 +269,6 @@ class LoadedModels(Models):
                 if file.name in self._known:
                     self._known[file.name].file = file
 
-    def loading_percent(self, model: str | None) -> int | None:
-        try:
-            found = self._model(model)
-        except UnknownModel:
-            return None
-        return None if found.client else found.load.percent if found.load else 0
-
     async def _find(self, name: str | None) -> ServedModel:
         """The model of a name. The folders are read again where it is not known, broken, or as the default one gone."""
         try:
@@ -314,15 +314,25 @@ class LoadedModels(Models):
         return next((health for health in every if health.status != "ok"), every[0] if every else Health("ok", 0.0, 0))
 
     async def activity(self, id: str = "") -> Activity:
-        """That of all models together."""
+        """That of all models together, and what waits for a model's load."""
         every = await self._of_each(lambda held: held.activity(id))
+        waits = tuple(wait.as_request(load) for wait, load in self._waits(id))
         return Activity(
             tuple(request for activity in every for request in activity.running),
             sum(activity.waiting_interactive for activity in every),
-            sum(activity.waiting_normal for activity in every),
+            sum(activity.waiting_normal for activity in every) + len(waits),
             sum(activity.waiting_background for activity in every),
-            tuple(request for activity in every for request in activity.waiting),
+            (*(request for activity in every for request in activity.waiting), *waits[:MAX_LISTED]),
         )
+
+    def _waits(self, id: str = "") -> list[tuple[LoadWait, LoadState]]:
+        """Requests, all or with this id, that wait for a load, each with how far that is."""
+        return [
+            (wait, self._listed(model.file).load)
+            for model in self._every
+            for wait in model.waits
+            if wait.id and id in ("", wait.id)
+        ]
 
     async def explain(self, id: str = "") -> Explained:
         """Account of the newest request with this id, of all models that are loaded."""
@@ -332,6 +342,8 @@ class LoadedModels(Models):
                 return await held.explain(id)
 
         found = await self._of_each(explained)
+        owner = OWNER.get()
+        found += [wait.explained(load) for wait, load in self._waits(id) if owner in (None, wait.owner)]
         if not found:
             which = f"a request of yours with the id {id[:128]!r}" if id else "a request of yours"
             raise BadRequest.at("request", f"no loaded model knows {which}; what a model knew ends when it is unloaded")
@@ -808,6 +820,15 @@ class LoadedModels(Models):
         ours = self._blank().limits
         limits = attrs.evolve(info.limits, max_frame_bytes=ours.max_frame_bytes, max_sessions=ours.max_sessions)
         return attrs.evolve(info, limits=limits)
+
+
+def _kept(model: ServedModel) -> str:
+    """That a model has memory, and why it keeps that for now."""
+    running = f"{model.running} request{'s' * (model.running > 1)}" if model.running else ""
+    why = running or (
+        "it loads" if model.client is None else "it leaves" if model.is_leaving else "it was loaded just now"
+    )
+    return f"{model.file.name} has ({why})"
 
 
 async def _why_lost(client: Client) -> UmaError:

@@ -40,7 +40,7 @@ from uma.types.events import (
     Usage,
 )
 from uma.types.explained import CAUSES, WHY_NOT_CACHED, Beside, CacheUse, Explained, RecordedText
-from uma.types.loading import LoadProgress
+from uma.types.loading import LoadProgress, LoadState
 from uma.types.request import (
     MAX_MEDIA,
     MAX_TOOLS,
@@ -158,6 +158,7 @@ __all__ = [
     "Limits",
     "ListedModel",
     "LoadProgress",
+    "LoadState",
     "Logprobs",
     "Media",
     "MemoryPlan",

@@ -9,6 +9,7 @@ from typing import Literal
 import attrs
 
 from uma.types.fields import short_repr
+from uma.types.loading import LoadState
 from uma.types.sampling import DEFAULT_MAX_TOKENS
 
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
@@ -263,7 +264,13 @@ class ListedModel:
     yielded: str = ""
     """What it has done for other programs, and why (`--yield-memory`): left, or dropped prefixes; empty: nothing."""
     waits_for: str = ""
-    """What its load waits for, in words: memory that other models have, or requests of its old file; empty: nothing."""
+    """What its load waits for, in words: memory that others have, their loads, or requests of its old file; empty:
+    nothing."""
+
+    @property
+    def load(self) -> LoadState:
+        """How far its load is, as it is told."""
+        return LoadState(self.loading_percent or 0, self.waits_for)
 
 
 @attrs.frozen
@@ -298,10 +305,11 @@ class RunningRequest:
     waits_for: str = ""
     """Why nothing of it is computed now: `slot` (all slots are taken), `cells` (its prompt does not fit beside what
     runs), `adapters` (two other sets of LoRA adapters take turns), `prefix` (another request computes what its
-    prompt begins with), `prompt` (another prompt is read first), `grammar` (it is compiled again) or `reader` (its
-    reader is behind). Empty: it is computed."""
+    prompt begins with), `prompt` (another prompt is read first), `grammar` (it is compiled again), `reader` (its
+    reader is behind) or `loading` (its model is loaded first). Empty: it is computed."""
     behind: str = ""
-    """Id of the request whose prompt is read first, where it waits for a `prompt`."""
+    """Id of the request whose prompt is read first, where it waits for a `prompt`; where it waits for `loading`, what
+    the load does, in words."""
     origin: str = ""
     """Where it comes from, in words for people: the program, the key, the endpoint or the socket."""
     number: int = 0

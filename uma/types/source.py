@@ -7,10 +7,12 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol, runtime_checkable
 
+from uma.errors import UnknownModel
 from uma.types.decision import DecisionRequest, Decisions
 from uma.types.embedding import Embeddings, EmbedRequest, Ranking, RerankRequest
 from uma.types.events import Event, Token, Tokenized
 from uma.types.explained import Explained
+from uma.types.loading import LoadState
 from uma.types.request import Request
 from uma.types.server import Activity, Health, ListedModel, ServerInfo
 
@@ -144,8 +146,11 @@ class Models(Source):
         """The one of this name."""
 
     @abstractmethod
-    def using(self, model: str | None, keep_sec: float | None = None) -> AbstractAsyncContextManager[Source]:
-        """A block in which a model is loaded. Entering it waits for that, and raises why it cannot be loaded.
+    def using(
+        self, model: str | None, keep_sec: float | None = None, id: str = ""
+    ) -> AbstractAsyncContextManager[Source]:
+        """A block in which a model is loaded. Entering it waits for that, and raises why it cannot be loaded. The
+        request with this `id` is told of meanwhile.
 
         `keep_sec` is how long it stays from then on without a request (Ollama's `keep_alive`): 0: it leaves with its
         last one, also where that fails or is cancelled; infinite: as if pinned. None: as it was said last, at first as
@@ -158,26 +163,26 @@ class Models(Source):
 
     @asynccontextmanager
     async def generate(self, request: Request) -> AsyncIterator[EventStream]:
-        async with self.using(request.model) as source:
+        async with self.using(request.model, id=request.id) as source:
             entering = source.generate(request)
             del request  # with its files
             async with entering as stream:
                 yield stream
 
     async def embed(self, request: EmbedRequest) -> Embeddings:
-        async with self.using(request.model) as source:
+        async with self.using(request.model, id=request.id) as source:
             return await source.embed(request)
 
     async def rerank(self, request: RerankRequest) -> Ranking:
-        async with self.using(request.model) as source:
+        async with self.using(request.model, id=request.id) as source:
             return await source.rerank(request)
 
     async def decide(self, request: DecisionRequest) -> Decisions:
-        async with self.using(request.model) as source:
+        async with self.using(request.model, id=request.id) as source:
             return await source.decide(request)
 
     async def tokenize(self, request: Request, *, pieces: bool = False) -> Tokenized:
-        async with self.using(request.model) as source:
+        async with self.using(request.model, id=request.id) as source:
             return await source.tokenize(request, pieces=pieces)
 
     @abstractmethod
@@ -225,6 +230,10 @@ class Models(Source):
     async def card(self, model: str | None, *, loads: bool = True) -> ServerInfo:
         """What a model is. A model that was never loaded is loaded for that; without `loads` the card says little."""
 
-    @abstractmethod
-    def loading_percent(self, model: str | None) -> int | None:
-        """How much of a model is loaded that has to be waited for; None where it need not be."""
+    def load_of(self, model: str | None) -> LoadState | None:
+        """How far the load is of a model that has to be waited for; None where it need not be."""
+        try:
+            found = self.listed()[0] if model is None else self.find(model)
+        except (UnknownModel, IndexError):
+            return None
+        return None if found.state == "loaded" else found.load

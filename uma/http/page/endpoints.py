@@ -83,7 +83,7 @@ class AnswerBody(Common):
 
 PICKED = (
     *("name", "size_bytes", "quantization", "parameters", "context_length"),
-    *("state", "loading_percent", "fits", "vision", "thinks", "is_base"),
+    *("state", "fits", "vision", "thinks", "is_base"),
 )
 """What the page's picker shows of each of several models."""
 PRINTED = "127.0.0.1:"
@@ -280,8 +280,8 @@ class Page:
         if answer.has_begun:
             return b": still here\n\n"
         models = self.gateway.models
-        if models is not None and (percent := models.loading_percent(answer.model)) is not None:
-            return event("progress", {"loading_percent": percent})
+        if models is not None and (load := models.load_of(answer.model)) is not None:
+            return event("progress", {"loading_percent": load.percent, "load": load.words})
         await self.live.look()
         return event("progress", progress_of(answer.id, self.live.activity))
 
@@ -362,7 +362,7 @@ def _only(info: ServerInfo) -> ListedModel:
 
 def _model_entry(model: ListedModel) -> dict[str, Any]:
     """What the page's picker shows of a model."""
-    return {name: getattr(model, name) for name in PICKED}
+    return {name: getattr(model, name) for name in PICKED} | {"load": model.load.words}
 
 
 def _check_media(messages: Sequence[Message]) -> None:

@@ -95,7 +95,7 @@ class LiveFeed:
                 if models is not None and (source := models.loaded(each.name)) is not None:
                     nursery.start_soon(tell, each.name, source)
                 elif each.waiting or each.state == "loading":
-                    far = {"loading_percent": each.loading_percent or 0, "waiting": each.waiting}
+                    far = {"load": each.load.words, "waiting": each.waiting}
                     told[each.name] = {"name": each.name, "requests": [], **far}
         return [told[each.name] for each in listed if each.name in told]
 

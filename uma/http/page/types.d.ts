@@ -43,8 +43,9 @@ interface Failure {
   code: string;
   message: string;
   retry_after_ms?: number | null;
-  /** How much of the model is loaded. */
+  /** How much of the model is loaded, and that in words. */
   percent?: number;
+  load?: string;
 }
 
 /** A token, its log probability, and the likeliest ones in its place. */
@@ -126,7 +127,8 @@ interface ListedModel {
   name: string;
   size_bytes: number;
   state: "unloaded" | "loading" | "loaded" | "leaving";
-  loading_percent: number | null;
+  /** How far its load is, in words. */
+  load: string;
   /** Whether the server has the memory for it. */
   fits: boolean;
   /** Whether it sees pictures. */
@@ -211,7 +213,7 @@ interface LiveModel {
   /** Numbers of its requests. */
   requests: number[];
   /** Of one that is not loaded: how far it is, and how many requests wait for that. */
-  loading_percent?: number;
+  load?: string;
   waiting?: number;
 }
 
@@ -241,8 +243,9 @@ interface Progress {
   unread_before?: number;
   /** Requests that begin before it. */
   ahead?: number;
-  /** How much of its model is loaded, where it waits for that. */
+  /** How much of its model is loaded, where it waits for that, and that in words. */
   loading_percent?: number;
+  load?: string;
 }
 
 /** What a message asks its conversation to do. */

@@ -1,7 +1,6 @@
 /** Questions to the server: JSON both ways, and streams of server-sent events, read by hand so that they can be asked
  * for with POST and with a key. */
 
-import { loaded } from "./dom.js";
 import { keep, kept } from "./local.js";
 import { REPLY_MS, Silence, SILENCE_MS } from "./silence.js";
 
@@ -85,9 +84,8 @@ async function request(path, options = {}, given = options.signal) {
 /** @param {Response} response @returns {Promise<Failure>} */
 async function failureOf(response) {
   const retry = Number(response.headers.get("retry-after-ms")) || null;
-  const loading = response.headers.get("x-uma-loading-percent");
-  if (loading !== null)
-    return { code: "loading", message: `The model is loading (${loaded(Number(loading))}).`, retry_after_ms: retry, percent: Number(loading) };
+  const [load, percent] = ["x-uma-load", "x-uma-loading-percent"].map((name) => response.headers.get(name));
+  if (load) return { code: "loading", message: `The model: ${load}.`, retry_after_ms: retry, load, percent: Number(percent) };
   const { code, message } = (await response.json().catch(() => undefined))?.error ?? {};
   const words = String(message ?? `The server answered ${response.status}.`);
   return { code: String(code ?? response.status), message: words, retry_after_ms: retry };

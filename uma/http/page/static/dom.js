@@ -170,12 +170,6 @@ export function number(value, digits = 0) {
   return value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
 }
 
-/** How much of a model is loaded. Its file is opened before its weights, its cache is made and it is warmed up behind them. @param {number} [percent] */
-export function loaded(percent) {
-  if (!percent) return "opening its file";
-  return percent < 99 ? `${percent} %` : "warming up";
-}
-
 /** A time for people, in seconds: `0.08 s`, `1.2 s`, `40 s`. @param {number} ms */
 export function duration(ms) {
   return `${number(ms / 1_000, ms < 1_000 ? 2 : ms < 10_000 ? 1 : 0)} s`;

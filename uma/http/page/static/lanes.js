@@ -71,9 +71,9 @@ class Scene {
   }
 
   /** Its number, which tells those of one program apart, and its model of several. @param {RunningRequest} request */
-  numberOf({ number: given }) {
+  numberOf({ number: given, model: own }) {
     const model = this.models.get(given);
-    return model ? `#${Math.floor(given / MOST_MODELS)} · ${model}` : `#${given}`;
+    return model ? `#${Math.floor(given / MOST_MODELS)} · ${model}` : given ? `#${given}` : (own ?? "");
   }
 
   /** What is done for it, or why nothing is: in a few words, and what there is to add. @param {RunningRequest} request @returns {[string, string]} */
@@ -81,6 +81,7 @@ class Scene {
     const { waits_for: cause, prompt_tokens: prompt, computed_tokens: computed, generated_tokens: generated } = request;
     const held = HELD.get(cause);
     if (held) return held;
+    if (cause === "loading") return ["its model loads", `${request.model}: ${request.behind || "not loaded"}`];
     if (request.is_preempted) return ["paused", "A request of higher priority has its place in the KV cache."];
     if (cause) {
       const ahead = this.queue.indexOf(request);

@@ -1,7 +1,7 @@
 /** The live view: what the engine does, four times a second, from one stream of snapshots that all viewers share. */
 
 import { act, ApiError, ask, onContact, stream } from "./api.js";
-import { announce, byId, copyOf, duration, h, loaded, number, say } from "./dom.js";
+import { announce, byId, copyOf, duration, h, number, say } from "./dom.js";
 import { HistoryPanel } from "./history.js";
 import { Lanes } from "./lanes.js";
 
@@ -197,11 +197,11 @@ async function howEnded(id) {
 }
 
 /** What one of several models does, each figure in a column of its own. @param {LiveModel} model */
-function lineOf({ name, figures, loading_percent: percent, waiting: queued = 0 }) {
+function lineOf({ name, figures, load, waiting: queued = 0 }) {
   const { running, written_per_sec: written = 0, first_token_ms: first, slot_every_ms: every } = figures ?? {};
   const waiting = figures ? sumOf(figures) : queued;
   const cells = [
-    figures ? (running ? `${number(running)} running` : "idle") : `loading: ${loaded(percent)}`,
+    figures ? (running ? `${number(running)} running` : "idle") : load,
     waiting ? `${number(waiting)} waiting${every ? ` for about ${duration(waiting * every)}` : ""}` : "",
     written >= 0.5 ? `${number(written)} tokens/s` : "",
     first ? `first word after ${about(first.p50 ?? first.last)}` : "",
@@ -216,7 +216,7 @@ const sumOf = (figures) => KINDS.reduce((sum, kind) => sum + figures[`waiting_${
 function wordsOf({ figures, models }, most) {
   const { running, slot_every_ms: every } = figures;
   const loading = models.reduce((sum, model) => sum + (model.waiting ?? 0), 0);
-  const waiting = sumOf(figures) + loading;
+  const waiting = sumOf(figures);
   if (!running && !waiting) return ["Idle", IDLE];
   const time = every && waiting && !loading ? [`The last one begins in about ${duration(1_000 * Math.ceil((waiting * every) / 1_000))}.`] : [];
   const bound = most && waiting && running >= most && !models.length ? [`At most ${number(most)} run at once (--max-sequences).`] : [];

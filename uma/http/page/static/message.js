@@ -3,7 +3,7 @@
 import { labelOf, showFiles } from "./attachments.js";
 import { Blocks } from "./blocks.js";
 import { ask, ApiError } from "./api.js";
-import { announce, button, copy, duration, h, iconButton, loaded, number } from "./dom.js";
+import { announce, button, copy, duration, h, iconButton, number } from "./dom.js";
 import { busy, explain } from "./failures.js";
 import { openable, thumbnail } from "./pictures.js";
 import { Thinking } from "./thinking.js";
@@ -267,7 +267,7 @@ function statusOf(run) {
   if (run.waitsFor === "loading")
     return [
       h("progress", { max: 100, value: run.loadedPercent ?? 0, "aria-label": "Model loaded" }),
-      `Loading ${run.message.model ?? "the model"}: ${loaded(run.loadedPercent)} …${run.loadedPercent ? ` ${number(Math.floor((Date.now() - run.loadsSince) / 1_000))} s` : ""}`,
+      `${run.message.model ?? "The model"}: ${run.load} …${run.loadedPercent ? ` ${number(Math.floor((Date.now() - run.loadsSince) / 1_000))} s` : ""}`,
     ];
   if (run.waitsFor === "turn" && run.refusal)
     return [pulse, busy(run.refusal, Math.max(0, run.waitsUntil - Date.now())), toLive()];

@@ -1,7 +1,7 @@
 /** A server's models, as entries of the palette: what each is, which are loaded, which fit; and a way to get another one. */
 
 import { ApiError, lines } from "./api.js";
-import { loaded, number, toast } from "./dom.js";
+import { number, toast } from "./dom.js";
 import { wordsOf } from "./search.js";
 
 const TOO_LARGE = "Too large for this server";
@@ -42,7 +42,7 @@ export class Picker {
   }
 
   /** @param {ListedModel} model @param {string} group @param {string} chosen @returns {Entry} */
-  entry({ name, state, loading_percent: percent, ...model }, group, chosen) {
+  entry({ name, state, load, ...model }, group, chosen) {
     const note = [
       model.parameters && `${sizeOf(model.parameters, ["M", "B"])} parameters`,
       model.quantization,
@@ -56,7 +56,7 @@ export class Picker {
       group,
       label: name,
       note: note.filter(Boolean).join(" · "),
-      state: percent === null ? (state === "loaded" ? "loaded" : "") : `loading, ${loaded(percent)}`,
+      state: state === "loading" ? load : state === "loaded" ? "loaded" : "",
       isCurrent: name === chosen,
       isDisabled: group === TOO_LARGE,
       run: () => this.does.choose(name),
@@ -90,7 +90,7 @@ function onlyOf({ model, capabilities, limits }) {
   const { called: name, parameters, quantization } = model;
   const is_base = capabilities.chat === false;
   const able = { vision: Boolean(capabilities.vision), thinks: Boolean(capabilities.reasoning), is_base };
-  const more = { size_bytes: 0, state: /** @type {const} */ ("loaded"), loading_percent: null, fits: true };
+  const more = { size_bytes: 0, state: /** @type {const} */ ("loaded"), load: "", fits: true };
   return { name, parameters, quantization, context_length: limits.n_ctx, ...able, ...more };
 }
 

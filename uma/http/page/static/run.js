@@ -51,9 +51,8 @@ export class Run {
     /** What it waits for before it tries again. @type {"" | "connection" | "loading" | "turn"} */
     this.waitsFor = "";
     this.beganAt = Date.now();
-    /** How much of the model is loaded, while it waits for that, and since when. @type {number | undefined} */
-    this.loadedPercent = undefined;
-    this.loadsSince = 0;
+    this.loadsSince = Date.now();
+    this.noteLoad();
     /** Called after each change. @type {() => void} */
     this.onChange = () => {};
     this.lastEventId = "";
@@ -101,10 +100,11 @@ export class Run {
     return stream(`answers/${this.token}`, { lastEventId: this.lastEventId, signal, onOpen });
   }
 
-  /** Until something is loaded, a model waits, as behind another one. @param {number | undefined} percent */
-  noteLoad(percent) {
+  /** How much of its model is loaded, that in words, and since when: until something is, it waits, as behind another one. @param {number} [percent] @param {string} [load] */
+  noteLoad(percent, load = "") {
     if (!this.loadedPercent) this.loadsSince = Date.now();
     this.loadedPercent = percent;
+    this.load = load;
   }
 
   noteArrival() {
@@ -116,7 +116,7 @@ export class Run {
   /** Go on after a problem, where that helps. @param {ApiError} error */
   async recover(error) {
     const { status, failure } = error;
-    this.noteLoad(failure.percent);
+    this.noteLoad(failure.percent, failure.load);
     if (failure.code === "loading") await this.pause("loading", failure.retry_after_ms ?? FIRST_PAUSE_MS);
     // It was asked for before, and only the answer to that was lost.
     else if (status === 400 && !this.hasArrived && failure.message.startsWith("token:")) this.noteArrival();
@@ -217,7 +217,7 @@ export class Run {
       if (data.tokens) this.message.tokens = [...(this.message.tokens ?? []), ...data.tokens];
     } else if (name === "progress") {
       this.progress = data;
-      this.noteLoad(data.loading_percent);
+      this.noteLoad(data.loading_percent, data.load);
       if (data.loading_percent !== undefined) this.waitsFor = "loading";
     } else if (name === "done") {
       this.message.done = data;
