@@ -70,7 +70,7 @@ def test_what_runs_stands_still_what_comes_waits_and_both_go_on(server: ServerPr
 
 
 def test_a_pause_ends_by_itself_after_the_time_that_was_named(server: ServerProcess) -> None:
-    assert "computes nothing for 30 min" in command("pause", server, "--for", "30m")
+    assert "computes nothing for 30 min" in command("pause", server, "--for", "1800")
     command("pause", server, "--for", "0.5s")
     with server.connect() as raw:
         raw.hello()
@@ -87,7 +87,8 @@ def test_a_server_that_is_paused_is_well_and_a_stream_has_signs_of_life() -> Non
             chunks = raw.chunks()
             next(chunk for chunk in chunks if chunk.startswith(b"data:"))
             command("pause", server.process)
-            assert server.ask("GET", "/health").status == 200
+            health = server.ask("GET", "/health")
+            assert (health.status, health.json) == (200, {"status": "ok", "hint": PAUSED})
             told = server.ask("GET", "/metrics").body.decode()
             assert float(told.partition("\numa_paused_sec ")[2].split()[0]) > 0
             assert next(chunk for chunk in chunks if chunk.startswith(b":"))

@@ -367,7 +367,7 @@ def test_a_terminal_shows_the_progress(socket_dir: Path, model: Path) -> None:
     with loading(socket_dir / "s", model, stderr=theirs), os.fdopen(ours, "rb", buffering=0) as screen:
         os.close(theirs)
         seen = b""
-        while not re.search(rb"loading \S+ [3-9]\d % large.gguf", seen):
+        while not re.search(rb"large.gguf: \S+ loading, [3-9]\d %", seen):
             seen += screen.read(1000)
 
 

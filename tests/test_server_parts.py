@@ -178,6 +178,8 @@ def test_a_terminal_shows_what_was_answered_where_to_ask_and_nothing_that_only_l
             log(server, logging.INFO, "server.ready", model="m", socket="/run/uma.sock")
             log(http, logging.INFO, "http.request", method="GET", path="/v1/models", status=200, ms=1.0)
             log(http, logging.INFO, "http.request", method="POST", path="/ui/api/answers", status=200, ms=1.0)
+            polled: dict[str, Any] = {"path": "/v1/models", "status": 503, "code": "E_LIMIT_OVERLOADED"}
+            log(http, logging.INFO, "http.failed", **polled, message="the model is still being loaded (4 %); try again")
             asked: dict[str, Any] = {
                 "method": "POST",
                 "path": "/v1/chat/completions",

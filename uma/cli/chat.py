@@ -9,7 +9,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from uma.cli.generate import quiet
 from uma.cli.options import load_settings, sampling_of
 from uma.cli.pictures import ChatPicture, dropped
 from uma.cli.slash import ALIASES, COMMANDS, DESTRUCTIVE, FAREWELLS, NO_ROOM, SET
-from uma.cli.source import Bond, Opened, listed, open_source, told_progress
+from uma.cli.source import Bond, Opened, begin_load, listed, open_source, told_progress
 from uma.cli.terminal import TextOutput
 from uma.cli.trio_run import Interrupts, run
 from uma.cli.view import DROPPED, PROMPT, ChatView, PlainLines, PlainView
@@ -436,10 +436,9 @@ class Chat:
                 return
             base, plus, adapter = name.partition("+")
             base = await self._meant(base, several)
-            told = None if self.opened is None else await listed(self.opened.source, base)
-            if told is not None and not told.fits:
-                self.view.complain(told.failure)
-                return
+            source = None if self.opened is None else self.opened.source
+            told = (await listed(source)).get(base)
+            await begin_load(source, base)
             name = base + plus + adapter
             self.bond, self.opened, self.model = Bond(None, is_one_of_several=True, name=name), None, None
             self.view.tell(f"The next question goes to {name}.")
@@ -449,6 +448,11 @@ class Chat:
         else:
             self.bond, self.model = Bond(None), None
             self.view.tell("The next question goes to whatever model the server has.")
+
+    async def unusable(self) -> Mapping[str, str]:
+        """See `Talk.unusable`."""
+        models = {} if self.opened is None else await listed(self.opened.source)
+        return {name: model.failure for name, model in models.items() if model.failure and model.state == "unloaded"}
 
     async def _meant(self, asked: str, several: Sequence[str]) -> str:
         """What a server of these models calls one. Of one that has come since, or is broken, the server tells. Raises

@@ -60,6 +60,8 @@ class Check:
     """What to do; empty where nothing needs doing."""
     faster: str = ""
     """What to do for more speed; UMA works as it is."""
+    lacks: str = ""
+    """Why some models cannot be loaded, and what to do about it; UMA works with the others."""
     is_detail: bool = False
     """Whether people see it only where something is to be done about it, or with `--details`."""
 
@@ -324,7 +326,7 @@ async def _ask_server(config: RuntimeConfig) -> Check:
         left = f" for {words.time_span(paused_sec)} more" if paused_sec < MAX_PAUSE_SEC / 2 else ""
         return Check("server", f"paused{left}: it computes nothing", "`uma resume` has it go on")
     if several and health.status == "ok":
-        too_large = [f"too large: {model.failure}" for model in listed if not model.fits]
-        return Check("server", "; ".join([f"ok: {words.names(several)}", *too_large]))
+        too_large = "; ".join(model.failure for model in listed if not model.fits)
+        return Check("server", f"ok: {words.names(several)}", lacks=too_large)
     todo = "its engine gives no token: look at its log, restart it" if health.status == "stalled" else ""
     return Check("server", f"{health.status}, a token after {words.duration(health.latency_ms)}: {card}", todo)

@@ -60,7 +60,7 @@ def examine(config: RuntimeConfig) -> list[Check]:
 def _too_large(loaded: Loaded) -> list[Check]:
     """A check of the models that a server with these settings could never load, where there are any."""
     found = trio.run(too_large, loaded.config, loaded.models) if loaded.config.models else ()
-    return [Check("too large", "; ".join(found))] if found else []
+    return [Check("too large", f"{len(found)} of the models", lacks="; ".join(found))] if found else []
 
 
 def _other_servers(loaded: Loaded) -> list[Check]:
@@ -76,11 +76,13 @@ def show_checks(found: Sequence[Check], *, has_details: bool = False) -> None:
     """Write them for people to standard output: what they have to know first, then what was looked at."""
     todo = [result for result in found if result.todo]
     faster = [result for result in found if result.faster]
+    lacking = [result for result in found if result.lacks]
     works = "UMA works here, and could be faster:" if faster else "UMA works here."
+    works = "UMA works here, but not with every model:" if lacking else works
     print("Something is in the way:" if todo else works)
-    for result in todo:
-        print_wrapped(f"! {result.name}: {result.todo}")
-    if todo and faster:
+    for result in [*todo, *lacking]:
+        print_wrapped(f"! {result.name}: {result.todo or result.lacks}")
+    if faster and (todo or lacking):
         print("What would make it faster:")
     for result in faster:
         print_wrapped(f"+ {result.name}: {result.faster}")

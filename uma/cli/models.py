@@ -18,10 +18,11 @@ from uma import figures
 from uma.cli import say
 from uma.cli.default_model import check_folder
 from uma.cli.memory import fits, memory_bytes
+from uma.cli.options import load_settings
 from uma.cli.sanitize import json_text
 from uma.cli.table import print_table, print_wrapped
 from uma.client import connect
-from uma.config import Loaded, load
+from uma.config import Loaded
 from uma.errors import UmaError
 from uma.models import catalog, places
 from uma.models.catalog import ModelFile
@@ -38,7 +39,7 @@ def main(options: argparse.Namespace) -> int:
     """The command; its exit code."""
     folder = places.models_folder(os.environ)
     check_folder()
-    models, memory = catalog.available(os.environ), trio.run(_memory, load({}))
+    models, memory = catalog.available(os.environ), trio.run(_memory, load_settings(options))
     if options.json:
         print(json_text([as_json(model, memory) for model in models], indent=2))
         return 0
@@ -65,7 +66,8 @@ class Memory:
 async def _memory(loaded: Loaded) -> Memory:
     """That of the server's models, where it has several, or of the settings; else what is free."""
     config = loaded.config
-    with suppress(UmaError), trio.move_on_after(ANSWER_SEC):
+    is_named = loaded.origins["socket"] != "default"
+    with suppress(*([] if is_named else [UmaError])), trio.move_on_after(ANSWER_SEC):
         async with connect(config.socket, loads=False, waits=False) as client:
             if client.info.models and (budget := (await client.metrics()).get("memory_budget_bytes")):
                 known = {model.path: model.fits for model in await client.models()}

@@ -448,16 +448,18 @@ def _describe_pin(parser: argparse.ArgumentParser) -> None:
 
 
 def _describe_pause(parser: argparse.ArgumentParser) -> None:
-    text, default = "go on by itself after so long: 30m, 1h, 90s", "uma resume alone"
+    text, default = "go on by itself after so long: 30m, 1h, 90 (seconds)", "uma resume alone"
     add_option(parser, "--for", "TIME", text, default, dest="seconds", type=_duration, value=MAX_PAUSE_SEC)
     _add_socket(parser)
 
 
 def _duration(text: str) -> float:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h)", text)
-    seconds = float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]] if found else 0.0
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h|)", text)
+    seconds = float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]] if found else 0.0
     if not 0 < seconds <= MAX_PAUSE_SEC:
-        raise argparse.ArgumentTypeError(f"expected a time such as 30m, 1h or 90s, a year at most, not {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"expected a time such as 90 (seconds), 30m or 1h, at most a year, not {text!r}"
+        )
     return seconds
 
 
@@ -502,6 +504,7 @@ def _describe_key(parser: argparse.ArgumentParser) -> None:
 
 def _describe_models(parser: argparse.ArgumentParser) -> None:
     add_flag(parser, "--json", "a JSON list instead of a table")
+    _add_socket(parser)
 
 
 def _describe_pull(parser: argparse.ArgumentParser) -> None:

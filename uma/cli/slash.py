@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -49,6 +49,9 @@ class Talk(Protocol):
 
     async def switch(self, name: str) -> None:
         """Go on with another model: the one of this name, unless no memory holds it, or whatever the server has now."""
+
+    async def unusable(self) -> Mapping[str, str]:
+        """Why a server does not load some of its models, by their names, where that is known."""
 
     def shorten(self) -> None:
         """Leave out the oldest turns from now on, as many as it takes for a question to fit."""
@@ -191,7 +194,8 @@ async def _model(chat: Talk, name: str) -> None:
         return
     adapted = words.with_adapters(chat.info)
     here = _here(chat.info) if chat.is_local and not adapted else chat.info.models
-    others = [name for name in here if name != chat.info.model.name]
+    refused = await chat.unusable()
+    others = [name for name in here if name != chat.info.model.name and name not in refused]
     chat.view.listing(
         [
             ("model", words.model_line(chat.info.model)),
@@ -199,6 +203,7 @@ async def _model(chat: Talk, name: str) -> None:
             ("", words.context_line(chat.info)),
             *([("answers", chat.model or chat.info.model.name)] if adapted else []),
             *([("others", words.names(others)), ("", "/model NAME goes on with one of them")] if others else []),
+            *(("refused", why) for why in refused.values()),
             *([("adapters", words.names(adapted))] if adapted else []),
         ]
     )

@@ -11,7 +11,7 @@ import errno
 import os
 import shlex
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
@@ -41,7 +41,7 @@ LOOK_SEC = 0.5
 PAUSED_SEC = 1.0
 """Maximum time in which a server says whether it is paused."""
 LISTED_SEC = 2.0
-"""Maximum time in which a server says which of its models fit."""
+"""Maximum time in which a server says which of its models fit, or why one is not loaded."""
 NOT_LISTENING = (errno.ENOENT, errno.ECONNREFUSED, errno.ENOTSOCK, errno.ENOTDIR)
 SLOW_TO_LOAD_BYTES = 300_000_000
 ABOUT_LOADING = frozenset(settings()) - SERVER_ONLY - SAMPLING - LOG - {"model", "socket"}
@@ -116,12 +116,19 @@ async def told_paused(source: Source) -> str:
     return ""
 
 
-async def listed(source: Source, name: str) -> ListedModel | None:
-    """What a server of several models tells of the one of this name; None where it tells nothing."""
+async def listed(source: Source | None) -> Mapping[str, ListedModel]:
+    """What a server of several models tells of them, by their names; nothing where it tells nothing."""
     with suppress(UmaError), trio.move_on_after(LISTED_SEC):
         if isinstance(source, Client):
-            return next((model for model in await source.models() if model.name == name), None)
-    return None
+            return {model.name: model for model in await source.models()}
+    return {}
+
+
+async def begin_load(source: Source | None, name: str) -> None:
+    """Have a server of several models begin to load one. Raises why it does not, where that is soon known."""
+    if isinstance(source, Client):
+        with trio.move_on_after(LISTED_SEC):
+            await source.load(name)
 
 
 async def told_progress(source: Source, id: str) -> str:

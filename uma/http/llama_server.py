@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import attrs
 import trio
 
+from uma.client import PAUSED
 from uma.constraints import Range
 from uma.errors import BadRequest
 from uma.http import openai_chat
@@ -144,9 +145,10 @@ apply_template = Tokenizes(openai_chat.read_conversation, lambda found: {"prompt
 
 
 async def health(gateway: Gateway, http: Exchange) -> None:
-    """`GET /health`: 200 while the source takes requests, 503 otherwise. Computes nothing."""
+    """`GET /health`: 200 while the source takes requests, also where it is paused, 503 otherwise. Computes nothing."""
     found = await gateway.source.health(probe=False)
-    await http.answer_json({"status": found.status}, status=200 if found.status == "ok" else 503)
+    hint = {"hint": PAUSED} if (await gateway.source.metrics()).get("paused_sec") else {}
+    await http.answer_json({"status": found.status, **hint}, status=200 if found.status == "ok" else 503)
 
 
 def settings(params: SamplingParams, n_predict: int, seed: int, *, stream: bool) -> dict[str, Any]:

@@ -61,12 +61,14 @@ class ModelNames:
     def check(self, asked: str | None, http: Exchange | None = None) -> str:
         """The name to answer with. None asks for the loaded model. Raises `UnknownModel`.
 
-        With `http`, the name of another company's model is taken for the loaded one, which the answer's header names.
+        With `http`, the name of another company's model is taken for the loaded one. The answer's header names the
+        model where its whole name was not asked for.
         """
-        if asked is None or self.takes_any or self.knows(asked):
+        if asked is None or without_adapter(asked, self.adapters) == self.name:
             return asked or self.name
-        if http is not None and asked.startswith(FOREIGN):
-            http.extra_headers.append((MODEL_HEADER, header_value(self.name)))
+        if self.takes_any or self.knows(asked) or (http is not None and asked.startswith(FOREIGN)):
+            if http is not None:
+                http.extra_headers.append((MODEL_HEADER, header_value(self.name)))
             return asked
         raise UnknownModel(f"model: {asked[:200]!r} is not loaded here; {self.name!r} is ({self.more_names})")
 

@@ -73,8 +73,9 @@ def short_line(record: logging.LogRecord, more: Mapping[str, Any]) -> str:
     fields = dict(record.msg.fields) if isinstance(record.msg, LogEvent) else {}
     event = fields.pop("event", "")
     code, message = fields.get("code", ""), fields.get("message", STOPPING)
-    if code == ShuttingDown.code and message == STOPPING:
-        return ""  # that it stops has been said
+    is_news = event != "http.failed" or record.levelno > logging.INFO
+    if (code == ShuttingDown.code and message == STOPPING) or not is_news:
+        return ""  # that it stops has been said, and how far it loads is shown
     if event in ("http.request", "request.finished"):
         told = _answered(event, fields)
     elif code == Ended.code:
