@@ -436,9 +436,7 @@ class Chat:
                 return
             base, plus, adapter = name.partition("+")
             base = await self._meant(base, several)
-            source = None if self.opened is None else self.opened.source
-            told = (await listed(source)).get(base)
-            await begin_load(source, base)
+            told = None if self.opened is None else await begin_load(self.opened.source, base)
             name = base + plus + adapter
             self.bond, self.opened, self.model = Bond(None, is_one_of_several=True, name=name), None, None
             self.view.tell(f"The next question goes to {name}.")

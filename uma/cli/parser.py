@@ -457,9 +457,7 @@ def _duration(text: str) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h|)", text)
     seconds = float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]] if found else 0.0
     if not 0 < seconds <= MAX_PAUSE_SEC:
-        raise argparse.ArgumentTypeError(
-            f"expected a time such as 90 (seconds), 30m or 1h, at most a year, not {text!r}"
-        )
+        raise argparse.ArgumentTypeError(f"expected a time such as 90, 90s, 30m or 1h, a year at most, not {text!r}")
     return seconds
 
 

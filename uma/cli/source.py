@@ -116,7 +116,7 @@ async def told_paused(source: Source) -> str:
     return ""
 
 
-async def listed(source: Source | None) -> Mapping[str, ListedModel]:
+async def listed(source: Source) -> Mapping[str, ListedModel]:
     """What a server of several models tells of them, by their names; nothing where it tells nothing."""
     with suppress(UmaError), trio.move_on_after(LISTED_SEC):
         if isinstance(source, Client):
@@ -124,11 +124,13 @@ async def listed(source: Source | None) -> Mapping[str, ListedModel]:
     return {}
 
 
-async def begin_load(source: Source | None, name: str) -> None:
-    """Have a server of several models begin to load one. Raises why it does not, where that is soon known."""
-    if isinstance(source, Client):
-        with trio.move_on_after(LISTED_SEC):
-            await source.load(name)
+async def begin_load(source: Source, name: str) -> ListedModel | None:
+    """Have a server of several models begin to load one, which is told where that is soon done. Raises why it does not,
+    where that is soon known.
+    """
+    with trio.move_on_after(LISTED_SEC):
+        return await source.load(name) if isinstance(source, Client) else None
+    return None
 
 
 async def told_progress(source: Source, id: str) -> str:

@@ -63,9 +63,7 @@ async def connect(
 
 
 @asynccontextmanager
-async def connect_child(
-    sock: socket.socket, name: str, on_loading: Callable[[LoadState], None]
-) -> AsyncIterator[Client]:
+async def connect_child(sock: socket.socket, name: str, tell: Callable[[LoadState], None]) -> AsyncIterator[Client]:
     """Connect, as `connect` does, to a server of ours at the other end of `sock`, which is closed with the block.
 
     However long it says nothing, it is waited for. Requests of several clients, and so of equal ids, can use the
@@ -75,7 +73,7 @@ async def connect_child(
     async with _running(Client(name, link, ClientSession(client=f"uma/{__version__}"), is_shared=True)) as session:
         session.say_hello()
         while (load := await session.answer_to_hello()) is not None:
-            on_loading(load)
+            tell(load)
         yield session
 
 

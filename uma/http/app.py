@@ -58,6 +58,7 @@ from uma.http.page.endpoints import Page, is_file
 from uma.http.problem import Forbidden, NotFound, Problem, WrongMethod
 from uma.net.client import CLIENT, ORIGIN, OWNER, THIS_MACHINE, TRACEPARENT, client_at, machine_at, origin
 from uma.net.logfmt import log
+from uma.types import LoadState
 
 logger = logging.getLogger("uma.http")
 
@@ -367,7 +368,7 @@ class _Entrance:
         if (asked := http.header(PROTOCOL_HEADER.lower().encode())) is not None:
             negotiate_version(asked)
         if (progress := self.gateway.progress) is not None and not is_file(http.path):
-            http.tell_load(progress.state)
+            http.tell_load(LoadState(progress.percent))
             raise progress.refusal()
         await self.inner(http.scope, http.receive, http.send)
 

@@ -134,7 +134,7 @@ class ConnectionHost:
     @property
     def load(self) -> LoadState:
         """How far the model's load is."""
-        return LoadState(100) if self._progress is None else self._progress.state
+        return LoadState(100 if self._progress is None else self._progress.percent)
 
     @contextmanager
     def queued(self) -> Iterator[trio.Event]:

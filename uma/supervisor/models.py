@@ -824,11 +824,9 @@ class LoadedModels(Models):
 
 def _kept(model: ServedModel) -> str:
     """That a model has memory, and why it keeps that for now."""
-    running = f"{model.running} request{'s' * (model.running > 1)}" if model.running else ""
-    why = running or (
-        "it loads" if model.client is None else "it leaves" if model.is_leaving else "it was loaded just now"
-    )
-    return f"{model.file.name} has ({why})"
+    idle = "it loads" if model.client is None else "it leaves" if model.is_leaving else "it was loaded just now"
+    running = f"{model.running} request{'s' * (model.running > 1)}"
+    return f"{model.file.name} has ({running if model.running else idle})"
 
 
 async def _why_lost(client: Client) -> UmaError:

@@ -9,8 +9,6 @@ import attrs
 
 from uma.errors import Loading
 
-MOST_PERCENT = 99
-"""What is said to be loaded until all is: the context comes behind the weights."""
 LEAST_RETRY_MS, MOST_RETRY_MS = 100, 5_000
 """Bounds (ms) of the hint when to try again: an estimate from the first few percent can be far off."""
 
@@ -27,7 +25,7 @@ class LoadState:
     @property
     def step(self) -> str:
         """`40 %`, what is done before or behind that, or `waits for` something."""
-        steps = {0: "opens its file", MOST_PERCENT: "makes its context"}
+        steps = {0: "opens its file", 99: "makes its context"}
         return self.waits_for or steps.get(self.percent, f"{self.percent} %")
 
     @property
@@ -47,22 +45,17 @@ class LoadProgress:
 
     def report(self, fraction: float) -> None:
         """`fraction`, 0 to 1, of all weights is loaded. What comes after the weights takes the last percent."""
-        percent = min(MOST_PERCENT, int(100 * fraction))
+        percent = min(99, int(100 * fraction))
         if percent > self.percent:
             self.percent = percent
             if self.on_percent is not None:
                 self.on_percent(percent)
-
-    @property
-    def state(self) -> LoadState:
-        """The load as it is told."""
-        return LoadState(self.percent)
 
     def refusal(self) -> Loading:
         """The error for whatever needs the model now; `retry_after_ms` expects the rest at the rate so far."""
         elapsed_ms = 1000 * (time.monotonic() - self._began_sec)
         left_ms = elapsed_ms * (100 - self.percent) / self.percent if self.percent else MOST_RETRY_MS
         return Loading(
-            f"the model is still being loaded ({self.state.step}); try again",
+            f"the model is still being loaded ({LoadState(self.percent).step}); try again",
             retry_after_ms=round(min(max(left_ms, LEAST_RETRY_MS), MOST_RETRY_MS)),
         )
