@@ -147,7 +147,7 @@ def batch() -> None:
         view.look(speed)
         tally.kept, tally.blocking_row = 160, 1_025
         view.look(speed)
-        tally.note({}, "40 % of gemma-3-270m-q4_k_m")
+        tally.note({}, "gemma-3-270m-q4_k_m: loading, 40 %")
         view.look(speed)
         view.tell("the server on /run/uma.sock ended: 40 rows wait until a server is back")
         tally.rows, tally.running, tally.kept = 2_000, 0, 0
