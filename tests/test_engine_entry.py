@@ -25,6 +25,7 @@ from uma.engine.intake.lanes import MAX_FLOWS, LaneLimiter
 from uma.engine.intake.prompt import MAX_PREPARING_BYTES, PromptReader
 from uma.engine.kv.disk import FOLDER, DiskTier
 from uma.errors import Overloaded, PromptTooLarge, ShuttingDown
+from uma.figures import MB
 from uma.llama.model import Model
 from uma.net.client import CLIENT
 from uma.server.server import Server
@@ -200,7 +201,7 @@ async def test_no_file_is_read_that_memory_could_not_hold(tiny: Path, tmp_path: 
     assert kept.stat().st_size > 2**20
     async with open_engine(config_for(tiny, cache_dir=folder, cache_ram_mb=1)) as engine:
         assert engine.disk is not None
-        assert engine.disk.max_queued_bytes == 2**20, "more waits for the disk than memory may hold"
+        assert engine.disk.max_queued_bytes == MB, "more waits for the disk than memory may hold"
         got = await answer(engine, ask((*known, 1), 2))
     assert (files_read, got.finished.usage.cached_tokens) == ([], 0)
 

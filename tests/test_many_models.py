@@ -38,6 +38,7 @@ from models import write_large_cells, write_model
 from uma.client import connect, dialled
 from uma.config import RuntimeConfig
 from uma.errors import BadRequest, Ended, InternalError
+from uma.figures import MB
 from uma.http.app import build_app
 from uma.http.gateway import Gateway
 from uma.http.generation import HEARTBEAT_SEC
@@ -516,7 +517,7 @@ def is_running(pid: int) -> bool:
         (("alpha,bet,omega",), "omega: model not found, and no such file"),
         (
             ("all", "--memory", "10"),
-            r"\w+ does not fit, --memory \d+ is enough: .* have 10\.5 MB \(--memory\), .*; it is the smallest",
+            r"\w+ does not fit, --memory \d+ is enough: .* have 10 MB \(--memory\), .*; it is the smallest",
         ),
     ],
 )
@@ -528,29 +529,29 @@ def test_models_that_cannot_be_served_are_told_before_anything_is(
     assert re.search(told, done.stderr)
 
 
-MEMORY_MIB = 160
+MEMORY_MB = 168
 """Two of the models fit, with their processes; three do not while it is not known how much each takes."""
 
 
-def taken_mib(server: HttpServer) -> float:
+def taken_mb(server: HttpServer) -> float:
     """What the processes of all models take now."""
-    return sum(map(taken_bytes, children(server.process.pid))) / 2**20
+    return sum(map(taken_bytes, children(server.process.pid))) / MB
 
 
 def test_models_that_do_not_fit_together_take_turns_and_no_request_is_lost(
     serve_models: ServeModels, texts: Mapping[str, str]
 ) -> None:
-    server = serve_models("--models", ",".join(NAMES), "--memory", str(MEMORY_MIB), "--n-ctx", "512")
+    server = serve_models("--models", ",".join(NAMES), "--memory", str(MEMORY_MB), "--n-ctx", "512")
     rng = random.Random(0)
     asked = [rng.choice(NAMES) for _ in range(18)]
     most = [0.0]
     with ThreadPoolExecutor(6) as pool:
         answers = [pool.submit(complete, server, name) for name in asked]
         while not all(each.done() for each in answers):
-            most.append(taken_mib(server))
+            most.append(taken_mb(server))
             wait(answers, timeout=0.2)
     assert [text_of(each.result()) for each in answers] == [texts[name] for name in asked]
-    assert max(most) <= 1.05 * MEMORY_MIB
+    assert max(most) <= 1.05 * MEMORY_MB
     server.process.log.wait_for("event=model.ended")
 
 
@@ -575,7 +576,7 @@ def test_a_model_that_can_never_fit_is_told_at_the_start_and_refused_with_what_i
     large = write_model(tmp_path / "large.gguf", feed_forward=40_000)
     server = serve_models("--models", f"alpha,{large}", "--memory", "100", "--n-ctx", "512")
     server.process.log.wait_for('event=model.too_large reason="large takes about 1')
-    told = r"large takes about 1\d\d MB, and all models together can have 105 MB \(--memory\); --memory \d+ is enough"
+    told = r"large takes about 1\d\d MB, and all models together can have 100 MB \(--memory\); --memory \d+ is enough"
     listed = {each["id"]: each for each in server.ask("GET", "/v1/models").json["data"]}
     assert [listed[name]["meta"]["fits"] for name in ("alpha", "large")] == [True, False]
     assert re.search(told, listed["large"]["status"]["message"])
@@ -831,7 +832,7 @@ async def test_what_has_begun_with_a_model_that_is_to_leave_ends_with_it(
     folder: Path, texts: Mapping[str, str], monkeypatch: pytest.MonkeyPatch, mock_clock: trio.testing.MockClock
 ) -> None:
     monkeypatch.setenv("UMA_MODELS", str(folder))
-    config = RuntimeConfig(models=",".join(NAMES), memory=110, threads=1)
+    config = RuntimeConfig(models=",".join(NAMES), memory=115, threads=1)
     found: dict[str, str] = {}
 
     async def ask_of(source: Source, model: str) -> None:

@@ -26,6 +26,7 @@ from models import CHATML, write_large_cells, write_model
 from uma.config import ModelSettings, RuntimeConfig
 from uma.contracts.explaining import sentences
 from uma.errors import BadRequest, ConfigError, InternalError, ModelUnusable, UnknownModel
+from uma.figures import MB
 from uma.http import openai
 from uma.http.problem import Problem
 from uma.models.shelf import Shelf
@@ -72,7 +73,7 @@ async def test_a_model_that_does_not_fit_does_so_with_the_context_or_the_memory_
         async with opened(tmp_path, monkeypatch, **settings | {name: enough}) as models:
             assert models.find("wide").fits
             budget_bytes = (await models.metrics())["memory_budget_bytes"]
-            assert budget_bytes == (enough if name == "memory" else 300) * 2**20
+            assert budget_bytes == (enough if name == "memory" else 300) * MB
 
 
 async def test_a_frame_can_hold_pictures_where_a_model_of_them_sees(
@@ -495,7 +496,7 @@ async def test_what_waits_for_models_that_do_not_fit_together_is_answered_model_
 ) -> None:
     caplog.set_level("INFO", "uma.supervisor")
     found: list[tuple[str, str]] = []
-    async with opened(folder, monkeypatch, memory=90, cache_ram_mb=0) as models:  # for one
+    async with opened(folder, monkeypatch, memory=94, cache_ram_mb=0) as models:  # for one
 
         async def ask(number: int) -> None:
             name = NAMES[number % 2]

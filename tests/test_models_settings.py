@@ -11,6 +11,7 @@ from harness import RunInProcessText
 from models import write_encoder, write_large_cells, write_model
 from uma.config import ModelSettings, RuntimeConfig, load
 from uma.errors import ConfigError, ModelError, ModelUnusable, UnknownModel
+from uma.figures import MB
 from uma.llama.builtin import builtin_path
 from uma.models.shelf import Shelf
 from uma.supervisor.child import child_config
@@ -117,12 +118,12 @@ def test_of_all_models_the_first_that_generates_and_fits_is_the_default(tmp_path
     assert [each.name for each in shelf.files] == ["c-small", "builtin", "b-large", "a-encoder"]
 
 
-@pytest.mark.parametrize("memory_mib", [200, 300, 700])
+@pytest.mark.parametrize("memory_mb", [200, 300, 700])
 def test_a_model_s_context_is_planned_as_large_as_all_models_can_have(
-    tmp_path: Path, memory_mib: int, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, memory_mb: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = write_large_cells(tmp_path / "large.gguf", layers=32, kv_heads=8)
-    config = child_config(RuntimeConfig(memory=memory_mib), str(path), memory_mib * 2**20)
-    planned_mib = planned_memory(path, config)[0] / 2**20 + config.cache_ram_mb
-    assert memory_mib / 2 < planned_mib <= memory_mib
+    config = child_config(RuntimeConfig(memory=memory_mb), str(path), memory_mb * MB)
+    planned_mb = planned_memory(path, config)[0] / MB + config.cache_ram_mb
+    assert memory_mb / 2 < planned_mb <= memory_mb
     assert not caplog.records  # the process that makes the context warns of it

@@ -21,6 +21,7 @@ from uma.engine import sizing
 from uma.engine.kv.disk import FOLDER
 from uma.engine.ledger import Ledger
 from uma.engine.sizing import RULES
+from uma.figures import MB
 from uma.llama.model import Model
 from uma.net import throttle
 
@@ -50,7 +51,7 @@ def test_the_context_is_sized_as_told(tiny: Path, monkeypatch: pytest.MonkeyPatc
     )
     assert f"{RULES.conversations} conversations of {RULES.conversation_tokens:,} tokens" in PAGE
     assert f"{RULES.pool_most:.0%}".replace("%", " %") in PAGE
-    assert (RULES.pool_share, RULES.ram_share, RULES.max_ram_bytes) == (4, 8, 8 * 2**30)
+    assert (RULES.pool_share, RULES.ram_share, RULES.max_ram_bytes) == (4, 8, 8_000 * MB)
     with Model.load(tiny) as model:
         cell = model.shape.bytes_per_token("f16", "f16")
         about_q8 = model.shape.bytes_per_token("q8_0", "q8_0") / cell

@@ -19,7 +19,7 @@ from models import CHATML, write_encoder
 from uma.supervisor.model import MOST_MODELS
 
 SAYING = {"alpha": "I am the first of them.", "beta": "I am the second one."}
-MEMORY_MIB = 180
+MEMORY_MB = 189
 SLOW = {"beta": "loading, 40 %", "gamma": "waits for memory"}
 """Models that are being loaded, and what the load of each does."""
 LONG_NAME = "Qwen2.5-Coder-0.5B-Instruct-Q4_K_M"
@@ -58,7 +58,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
         write_script_model(folder / f"{name}.gguf", text, template=CHATML + "{# <think></think> #}")
     write_encoder(folder / "encoder.gguf")
     write_script_model(folder / "huge.gguf", "I am too large.", feed_forward=200_000, template=None)
-    flags = ("--models", "alpha,beta,encoder,huge", "--memory", str(MEMORY_MIB))
+    flags = ("--models", "alpha,beta,encoder,huge", "--memory", str(MEMORY_MB))
     with short_directory() as place, running_http(place, *flags, UMA_MODELS=str(folder)) as one:
         yield one
 

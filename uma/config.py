@@ -103,7 +103,7 @@ class RuntimeConfig:
         "--model alone, and where that is not given either all that are here",
     )
     memory: Annotated[int, Range(0)] = setting(
-        0, "maximum that all models, or --model alone, take; 0: of several 70 % of what is free at the start", "MiB"
+        0, "maximum that all models, or --model alone, take; 0: of several 70 % of what is free at the start", "MB"
     )
     idle_unload: Annotated[float, Range(-1)] = setting(
         -1.0,
@@ -245,14 +245,14 @@ class RuntimeConfig:
         "tokens",
     )
     cache_ram_mb: Annotated[int, Range(-1)] = setting(
-        -1, "prefixes kept in host memory; 0: none, -1: an eighth of what the context leaves, 8192 at most", "MiB"
+        -1, "prefixes kept in host memory; 0: none, -1: an eighth of what the context leaves, 8000 at most", "MB"
     )
     cache_dir: str = setting(
         "auto",
         "folder for prefixes that survive restarts; auto: with --models UMA's own, else none; empty: none",
         "path",
     )
-    cache_disk_mb: Annotated[int, Range(1)] = setting(4096, "maximum that --cache-dir can hold, of all models", "MiB")
+    cache_disk_mb: Annotated[int, Range(1)] = setting(4000, "maximum that --cache-dir can hold, of all models", "MB")
 
     http: str = setting(
         "",

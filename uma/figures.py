@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+MB = 10**6
+"""Bytes in the unit of sizes, of `--memory` and of the settings that end in `_mb`."""
+
 
 def size(n_bytes: int) -> str:
     """`4.1 MB`."""

@@ -73,8 +73,8 @@ async def _memory(loaded: Loaded) -> Memory:
                 known = {model.path: model.fits for model in await client.models()}
                 return Memory(budget, f"what the models of the server on {config.socket} can have (--memory)", known)
     free = memory_bytes()
-    if 0 < config.memory * 2**20 < free:
-        return Memory(config.memory * 2**20, f"what models can have together ({loaded.origins['memory']})")
+    if 0 < config.memory * figures.MB < free:
+        return Memory(config.memory * figures.MB, f"what models can have together ({loaded.origins['memory']})")
     return Memory(free)
 
 

@@ -123,7 +123,7 @@ class Formatter(argparse.HelpFormatter):
         # Of `0: this machine's cores` the meaning is told, not the number.
         meaning = re.search(rf"[;,] {re.escape(default)}: ([^;,(]+)", text)
         default = meaning[1].strip() if meaning else default.partition(";")[0]
-        unit = re.search(r" \((MiB|seconds|minutes|ms|bytes);", text)
+        unit = re.search(r" \((MB|seconds|minutes|ms|bytes);", text)
         what += f" in {unit[1]}" if unit else ""
         is_telling = action.dest.startswith(("setting_", "sampling_")) and default not in ("", "none")
         return f"{what} (default: {default})" if is_telling else what

@@ -49,7 +49,7 @@ def _unloadable(loaded: Loaded) -> Loaded:
         return loaded
     if config.takes_any_model:
         raise ConfigError("--idle-unload, --yield-memory: unsupported with --alias '*': name what requests ask for")
-    memory = config.memory or free_memory_bytes() // 2**20
+    memory = config.memory or free_memory_bytes() // figures.MB
     of_model = ModelSettings(config.aliases, {"lora": config.lora} if config.lora else {}, where="--alias")
     minutes = max(0.0, config.idle_unload)
     alone = attrs.evolve(config, models=config.model, alias="", lora="", memory=memory, idle_unload=minutes)
@@ -98,7 +98,7 @@ def announce(loaded: Loaded, info: ServerInfo, url: str = "") -> None:
 
 def _several(config: RuntimeConfig, info: ServerInfo) -> list[str]:
     folder = config.prefix_folder
-    kept = f"cache   {folder}, {figures.size(config.cache_disk_mb * 2**20)} at most; `--cache-dir ''` keeps none"
+    kept = f"cache   {folder}, {figures.size(config.cache_disk_mb * figures.MB)} at most; `--cache-dir ''` keeps none"
     first, *others = info.models
     return [
         f"models  {words.names([f'{first} (default)', *others])}",

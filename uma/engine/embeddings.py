@@ -235,7 +235,7 @@ class EmbedService:
                 ledger.promise_cache()
                 self._params(config, ledger)
 
-        if self._config.memory and (enough := sizing.enough_mib(self._config.memory, plan)):
+        if self._config.memory and (enough := sizing.enough_mb(self._config.memory, plan)):
             return f"; --memory {enough} is enough, or a smaller --n-ctx"
         return "; a smaller --n-ctx leaves some, or end other programs"
 

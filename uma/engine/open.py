@@ -23,6 +23,7 @@ from uma.engine.ledger import Ledger
 from uma.engine.loading import Loader
 from uma.engine.worker.loop import ended_by
 from uma.errors import ConfigError, ModelError, ShuttingDown
+from uma.figures import MB
 from uma.llama import backend
 from uma.llama.context import Context
 from uma.llama.grammar import GrammarCompiler
@@ -244,7 +245,7 @@ async def _open_disk(
     if not config.prefix_folder or not context.model.is_causal:
         return None
     identity = await trio.to_thread.run_sync(sizing.snapshot_identity, context)
-    folder, capacity_bytes = Path(config.prefix_folder), config.cache_disk_mb * 2**20
+    folder, capacity_bytes = Path(config.prefix_folder), config.cache_disk_mb * MB
     disk = DiskTier(folder, identity, capacity_bytes, memory_bytes, adapter_keys)
     await disk.open()
     return disk

@@ -18,7 +18,7 @@ from uma import cgroup
 from uma.config import RuntimeConfig, Speculate, Toggle
 from uma.engine.policy.cost import SIZES
 from uma.errors import ConfigError
-from uma.figures import size
+from uma.figures import MB, size
 from uma.llama import backend, devices, pages
 from uma.llama.context import ROLLED_BACK, ROUNDED_TOKENS, Context, ContextParams
 from uma.llama.devices import Device
@@ -78,7 +78,7 @@ class Rules:
     """Divisor of all cells for those that can hold cache alone, where there are more."""
     ram_share: int = 8
     """Share of the snapshots in host memory."""
-    max_ram_bytes: int = 8 * 2**30
+    max_ram_bytes: int = 8_000 * MB
     """Maximum size of the snapshots in host memory."""
     text_tokens: int = 8_192
     """Maximum tokens of a text to embed. Its context takes its memory while streams run, so it stays small."""
@@ -259,12 +259,12 @@ ENOUGH = (1, 1.25, 1.5, 2, 3, 4, 6)
 """Multiples of a memory that are tried for a model that has none left for its context."""
 
 
-def enough_mib(least_mib: int, plan: Callable[[int], object]) -> int:
-    """The first of some multiples of so many MiB with which `plan` raises no `ConfigError`; 0: none of them."""
+def enough_mb(least_mb: int, plan: Callable[[int], object]) -> int:
+    """The first of some multiples of so many MB with which `plan` raises no `ConfigError`; 0: none of them."""
     for factor in ENOUGH:
         with suppress(ConfigError):
-            plan(int(factor * least_mib))
-            return int(factor * least_mib)
+            plan(int(factor * least_mb))
+            return int(factor * least_mb)
     return 0
 
 
@@ -652,14 +652,14 @@ def host_bytes(config: RuntimeConfig, shape: Shape) -> int:
         # Mapped weights count as free to Linux, which can drop them; a server that computes with them needs them there.
         free_bytes -= shape.size_bytes
     if config.memory:
-        free_bytes = min(free_bytes, config.memory * 2**20 - shape.size_bytes - process_bytes(shape.n_tokens))
+        free_bytes = min(free_bytes, config.memory * MB - shape.size_bytes - process_bytes(shape.n_tokens))
     return max(0, free_bytes)
 
 
 def cache_ram_bytes(config: RuntimeConfig, free_bytes: int) -> int:
     """Host memory for snapshots, of so much that is free."""
     if config.cache_ram_mb >= 0:
-        return config.cache_ram_mb * 2**20
+        return config.cache_ram_mb * MB
     return min(free_bytes // RULES.ram_share, RULES.max_ram_bytes)
 
 

@@ -61,8 +61,8 @@ class Shelf:
         return (
             file.kind in (EMBEDDINGS, RERANKER),
             file.size_bytes > self.most_bytes,
-            file.is_base,
             file.name == BUILTIN,
+            file.is_base,
         )
 
     def settings_of(self, file: ModelFile) -> ModelSettings:
@@ -88,8 +88,8 @@ class Shelf:
 
     @property
     def files(self) -> Sequence[ModelFile]:
-        """All of them, the default one first. Of `ALL_MODELS` first those that generate and fit, the built-in one and
-        base models last of them, then the larger ones, and those that only embed or rank.
+        """All of them, the default one first. Of `ALL_MODELS` first those that generate and fit, base models last of
+        them but for the built-in one, then the larger ones, and those that only embed or rank.
         """
         return list(self._files.values())
 

@@ -22,6 +22,7 @@ from uma.child import KILL_SEC
 from uma.client import Client, connect_child
 from uma.config import HTTP, RuntimeConfig
 from uma.errors import ConnectionLost, InternalError
+from uma.figures import MB
 from uma.media.files import MAX_REQUEST_BYTES
 from uma.net.logfmt import log
 from uma.types import MAX_MEDIA
@@ -55,8 +56,8 @@ def child_config(config: RuntimeConfig, path: str, budget_bytes: int) -> Runtime
         config,
         **{name: getattr(plain, name) for name in (*HTTP, "socket_users", "protocol", "models")},
         model=path,
-        memory=max(1, budget_bytes // 2**20),
-        cache_ram_mb=config.cache_ram_mb if config.cache_ram_mb >= 0 else budget_bytes // CACHE_SHARE // 2**20,
+        memory=max(1, budget_bytes // MB),
+        cache_ram_mb=config.cache_ram_mb if config.cache_ram_mb >= 0 else budget_bytes // CACHE_SHARE // MB,
         cache_dir=config.prefix_folder,
         idle_timeout_sec=NO_TIMEOUT_SEC,
         tx_timeout_sec=NO_TIMEOUT_SEC,

@@ -23,7 +23,7 @@ from uma.client import Client
 from uma.config import ALL_MODELS, BUILTIN, ModelSettings, RuntimeConfig
 from uma.engine.activity import MAX_LISTED
 from uma.engine.kv.disk import made_folder
-from uma.engine.sizing import enough_mib, free_memory_bytes
+from uma.engine.sizing import enough_mb, free_memory_bytes
 from uma.errors import (
     STOPPING,
     BadRequest,
@@ -35,7 +35,7 @@ from uma.errors import (
     UmaError,
     UnknownModel,
 )
-from uma.figures import size
+from uma.figures import MB, size
 from uma.llama.context import ROUNDED_TOKENS
 from uma.metrics import EngineMetrics, kind_of, summed
 from uma.models.catalog import ModelFile
@@ -537,12 +537,12 @@ class LoadedModels(Models):
             model.planned_bytes = 0
             model.objection = f"{model.file.name} does not fit{enough}: {self._has()}, and {why}"
         else:
-            model.planned_bytes, model.objection = planned + config.cache_ram_mb * 2**20, ""  # which fills later
+            model.planned_bytes, model.objection = planned + config.cache_ram_mb * MB, ""  # which fills later
 
     def _enough(self, model: ServedModel) -> str:
         """The `--memory` that is enough for a model with none for its context; empty: not found. Any thread."""
-        least = max(rough_bytes(model.file.size_bytes), self.budget_bytes) // 2**20
-        enough = enough_mib(least, lambda mib: planned_memory(model.file.path, self._child_config(model, mib * 2**20)))
+        least = max(rough_bytes(model.file.size_bytes), self.budget_bytes) // MB
+        enough = enough_mb(least, lambda mb: planned_memory(model.file.path, self._child_config(model, mb * MB)))
         return f", --memory {enough} is enough" if enough else ""
 
     async def too_large(self) -> AsyncIterator[str]:
@@ -572,7 +572,7 @@ class LoadedModels(Models):
         needs_bytes, context = model.needs_bytes, model.context
         takes = f"{model.file.name} takes about {size(needs_bytes)}"
         missing_bytes = (needs_bytes - most_bytes) * CACHE_SHARE // (CACHE_SHARE - 1)  # prefixes take their share
-        helps = f"--memory {(self.budget_bytes + missing_bytes) // 2**20 + 2}"  # rounded up, as theirs is
+        helps = f"--memory {(self.budget_bytes + missing_bytes) // MB + 2}"  # rounded up, as theirs is
         if context is not None and context.kv_bytes:
             left_bytes = most_bytes - needs_bytes + context.kv_bytes
             n_ctx = context.cells * left_bytes // context.kv_bytes // ROUNDED_TOKENS * ROUNDED_TOKENS
@@ -667,7 +667,7 @@ class LoadedModels(Models):
         taken = await trio.to_thread.run_sync(taken_bytes, model.pid, abandon_on_cancel=True)
         if taken is not None and metrics:
             model.taken_bytes = taken
-            most_bytes = config.cache_ram_mb * 2**20
+            most_bytes = config.cache_ram_mb * MB
             model.size_bytes = max(model.size_bytes, taken + max(0, most_bytes - metrics["cache_ram_bytes"]))
             self.changed()
 
@@ -907,7 +907,7 @@ def shelf_of(config: RuntimeConfig, tables: Mapping[str, ModelSettings]) -> Shel
 
 def budget_of(config: RuntimeConfig) -> int:
     """Bytes that the models of a server that started now could take together. Any thread."""
-    return config.memory * 2**20 or int(FREE_SHARE * free_memory_bytes())
+    return config.memory * MB or int(FREE_SHARE * free_memory_bytes())
 
 
 def _with_prefixes(config: RuntimeConfig) -> RuntimeConfig:
@@ -921,5 +921,5 @@ def _with_prefixes(config: RuntimeConfig) -> RuntimeConfig:
             raise
         log(_log, logging.WARNING, "cache.disk_disabled", reason=error.message)
         return attrs.evolve(config, cache_dir="")
-    log(_log, logging.INFO, "cache.disk_enabled", folder=folder, most_mib=config.cache_disk_mb)
+    log(_log, logging.INFO, "cache.disk_enabled", folder=folder, most_mb=config.cache_disk_mb)
     return config
