@@ -368,6 +368,6 @@ def test_the_first_memory_that_a_plan_takes_is_enough() -> None:
         if mib < 170:
             raise ConfigError("n_ctx: too little")
 
-    assert sizing.enough_mib(100, plan) == 200
+    assert sizing.enough_mb(100, plan) == 200
     assert asked == [100, 125, 150, 200]
-    assert sizing.enough_mib(10, plan) == 0
+    assert sizing.enough_mb(10, plan) == 0

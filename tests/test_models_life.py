@@ -427,7 +427,7 @@ async def test_the_default_is_a_model_with_a_chat_template_and_that_it_changes_i
         for name, template in (("alpha", None), ("beta", CHATML), ("gamma", CHATML)):
             write_model(place / f"{name}.gguf", chat_template=template)
         async with opened(place, monkeypatch, models="all") as models:
-            assert list(models.names) == ["beta", "gamma", "builtin", "alpha"]
+            assert list(models.names) == ["beta", "gamma", "alpha", "builtin"]
             (place / "beta.gguf").unlink()
             async with models.using(None) as source:  # the first request that names none
                 assert source.info.model.name == "gamma"

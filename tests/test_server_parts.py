@@ -199,7 +199,7 @@ def test_a_terminal_shows_what_was_answered_where_to_ask_and_nothing_that_only_l
                 reason="cancelled",
             )
             log(http, logging.WARNING, "http.failed", code="E", message="no such path: /x\x1b[2J")
-            log(server, logging.INFO, "cache.disk_enabled", folder="/c", most_mib=4096)
+            log(server, logging.INFO, "cache.disk_enabled", folder="/c", most_mb=4000)
             log(server, logging.INFO, "model.loaded", model="Qwen2.5-Coder-0.5B-Instruct", ms=4928, bytes=3)
             log(server, logging.WARNING, "model.ended", model="m", reason="memory for n")
             log(server, logging.INFO, "request.ended", session="s5", number=65537, was_running=True)
