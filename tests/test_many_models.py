@@ -607,14 +607,14 @@ def test_models_that_never_fit_into_the_memory_of_all_are_told_by_run_doctor_and
             "little": "yes",
             "wide": "no",
         }
-        assert f"fits: into 126 MB, what the models of the server on {server.process.socket} can have" in listed.stderr
+        assert f"fits: into 120 MB, what the models of the server on {server.process.socket} can have" in listed.stderr
         found = json.loads(run_to_end(*uma_command("doctor", "--json"), environ=environ).stdout)["checks"]
         (asked,) = (check["lacks"] for check in found if check["name"] == "server")
         assert set(re.findall("(large|wide) (?:takes about|does not fit)", asked)) == {"large", "wide"}
         plain = run_to_end(*uma_command("doctor"), environ=environ).stdout
         assert plain.startswith("UMA works here, but not with every model:\n! server: ")
         named = run_to_end(*uma_command("models", "--socket", str(server.process.socket)))
-        assert "into 126 MB, what the models of the server" in named.stderr
+        assert "into 120 MB, what the models of the server" in named.stderr
     for memory, is_told in ((120, True), (int(enough[1]), False)):
         alone = environ | {"UMA_SOCKET": str(tmp_path / "none")}
         done = run_to_end(*uma_command("doctor", "--json", "--memory", str(memory)), environ=alone)
