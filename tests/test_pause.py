@@ -16,8 +16,8 @@ from pty_screen import Terminal
 
 from harness import ServerProcess, ask, clean_environ, run_to_end, running_server, short_directory, uma_command, until
 from uma import LLM
-from uma.client import PAUSED, connect
-from uma.types import Finished, Request, SamplingParams, Token
+from uma.client import connect
+from uma.types import PAUSED, Finished, Request, SamplingParams, Token
 
 LONG = SamplingParams(max_tokens=1_000_000, ignore_eos=True, temperature=0)
 

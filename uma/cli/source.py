@@ -27,12 +27,12 @@ from uma.cli.listening import listening_sockets
 from uma.cli.options import SAMPLING
 from uma.cli.say import note, passing
 from uma.cli.trio_run import Interrupts
-from uma.client import PAUSED, Client, connect
+from uma.client import Client, connect
 from uma.config import BUILTIN, LOG, SERVER_ONLY, Loaded, RuntimeConfig, settings
 from uma.contracts.explaining import WAITS_FOR
 from uma.errors import ConnectionLost, ModelError, UmaError, UnknownModel
 from uma.models.names import meant, one_meant, with_adapter, without_adapter
-from uma.types import ListedModel, LoadProgress, LoadState, ModelInfo, ServerInfo, Source
+from uma.types import PAUSED, ListedModel, LoadProgress, LoadState, ModelInfo, ServerInfo, Source
 
 T = TypeVar("T")
 

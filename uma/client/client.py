@@ -49,8 +49,6 @@ from uma.types import (
 from uma.wrong import Wrong
 
 _log = logging.getLogger("uma.client")
-PAUSED = "the server is paused: nothing is computed; `uma resume` has it go on"
-"""Sentence about a server whose `metrics` have `paused_sec`."""
 LOST_RETRY_MS = 1000
 """Time after which a request is worth to be asked again that a model's process has ended with."""
 E = TypeVar("E")

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import attrs
 import trio
 
-from uma.client import PAUSED
 from uma.constraints import Range
 from uma.errors import BadRequest
 from uma.http import openai_chat
@@ -24,7 +23,7 @@ from uma.http.problem import Problem, Unimplemented
 from uma.http.prometheus import exposition
 from uma.http.prompts import MEDIA_MARKER
 from uma.http.reader import checked_text
-from uma.types import MAX_SEED, Request, SamplingParams
+from uma.types import MAX_SEED, PAUSED, Request, SamplingParams
 
 _TYPES = {
     "unauthorized": "authentication_error",

@@ -15,7 +15,6 @@ from typing import Any, Never, Self
 import numpy as np
 import numpy.typing as npt
 
-from uma.client import PAUSED
 from uma.client.parts import errors_moved
 from uma.closing import Closing
 from uma.llm.arguments import (
@@ -51,6 +50,7 @@ from uma.models.names import check_alone
 from uma.types import (
     CHAT_SAMPLING,
     MAX_TEXTS,
+    PAUSED,
     Decision,
     DecisionQuestion,
     DecisionRequest,
