@@ -256,6 +256,9 @@ def test_a_process_that_stands_still_holds_up_nothing_else_and_is_loaded_anew(
             assert server.ask("GET", path).status == 200
             assert server.ask("GET", "/health").status == 200
         assert not stuck.done()  # all of these waited a second at most
+        figures = pool.submit(server.ask, "GET", "/metrics")  # they wait for the process's, and health does not
+        assert server.ask("GET", "/health").status == 200
+        assert not figures.done()
         assert text_of(complete(server, "alpha")) == texts["alpha"]
         assert raw.last_of("a")["event"] == "eos"
         failed = stuck.result()

@@ -315,14 +315,13 @@ async def _ask_server(config: RuntimeConfig) -> Check:
                 health, several = await client.health(), client.info.models
                 card = words.model_line(client.info.model)
                 listed = await client.models() if several else ()
-                paused_sec = (await client.metrics()).get("paused_sec", 0)
         except Loading:
             async with dialled(config.socket) as client:
                 health = await client.health(probe=False)
             if health.status != "loading":
                 raise
             return Check("server", f"its model: {LoadState(health.loading_percent or 0).words}")
-    if paused_sec:
+    if paused_sec := health.paused_sec:
         left = f" for {words.time_span(paused_sec)} more" if paused_sec < MAX_PAUSE_SEC / 2 else ""
         return Check("server", f"paused{left}: it computes nothing", "`uma resume` has it go on")
     if several and health.status == "ok":

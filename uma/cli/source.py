@@ -112,7 +112,7 @@ async def open_source(
 async def told_paused(source: Source) -> str:
     """That a source computes nothing until it is told to, and how that ends; empty where it does not tell so."""
     with suppress(UmaError), trio.move_on_after(PAUSED_SEC):
-        return PAUSED if (await source.metrics()).get("paused_sec") else ""
+        return PAUSED if (await source.health(probe=False)).paused_sec else ""
     return ""
 
 

@@ -371,14 +371,16 @@ class Engine:
     async def health(self, *, probe: bool = True) -> Health:
         """See `types.Source.health`. Tasks that ask at once share one probe; without an answer: `stalled`."""
         if not probe or self._is_draining:
-            return Health(self.status, 0.0, 0)
+            return Health(self.status, 0.0, 0, paused_sec=self.worker.paused_sec)
         began, asked = now_ms(), self._probe
         if asked is None or asked.is_given.is_set():
             asked = self._probe = Reply(self.mailbox, False)
             self.worker.probe(asked.give)
         with trio.move_on_after(PROBE_TIMEOUT_SEC):
             await asked.wait()
-        return Health(self.status if asked.value else "stalled", round(now_ms() - began, 3), int(asked.value))
+        status: HealthStatus = self.status if asked.value else "stalled"
+        took_ms = round(now_ms() - began, 3)
+        return Health(status, took_ms, int(asked.value), paused_sec=self.worker.paused_sec)
 
     async def metrics(self) -> dict[str, Any]:
         """See `types.Source.metrics`."""

@@ -146,7 +146,7 @@ apply_template = Tokenizes(openai_chat.read_conversation, lambda found: {"prompt
 async def health(gateway: Gateway, http: Exchange) -> None:
     """`GET /health`: 200 while the source takes requests, also where it is paused, 503 otherwise. Computes nothing."""
     found = await gateway.source.health(probe=False)
-    hint = {"hint": PAUSED} if (await gateway.source.metrics()).get("paused_sec") else {}
+    hint = {"hint": PAUSED} if found.paused_sec else {}
     await http.answer_json({"status": found.status, **hint}, status=200 if found.status == "ok" else 503)
 
 

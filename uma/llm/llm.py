@@ -99,7 +99,7 @@ class LLM(Closing):
         self._loop = SourceThread(self._place.opened)
         # An LLM that is never closed must not keep the interpreter from ending, nor outlive its last reference.
         self._finalizer = weakref.finalize(self, self._loop.close)
-        if socket is not None and self._loop.call(self._loop.source.metrics).get("paused_sec"):
+        if socket is not None and self._loop.call(partial(self._loop.source.health, probe=False)).paused_sec:
             warnings.warn(PAUSED, stacklevel=2)
 
     @property

@@ -311,7 +311,8 @@ class LoadedModels(Models):
         if self._is_draining:
             return Health("draining", 0.0, 0)
         every = await self._of_each(LoadedModel.health) if probe else []
-        return next((health for health in every if health.status != "ok"), every[0] if every else Health("ok", 0.0, 0))
+        found = next((health for health in every if health.status != "ok"), every[0] if every else Health("ok", 0.0, 0))
+        return attrs.evolve(found, paused_sec=self._paused_sec)
 
     async def activity(self, id: str = "") -> Activity:
         """That of all models together, and what waits for a model's load."""

@@ -22,7 +22,7 @@ MAX_TEMPLATE_CHARS = 65_536
 models have some 20,000."""
 
 PAUSED = "the server is paused: nothing is computed; `uma resume` has it go on"
-"""Sentence about a server whose `metrics` have `paused_sec`."""
+"""Sentence about a server whose `Health` has `paused_sec`."""
 MAX_PAUSE_SEC = 365 * 86_400.0
 """The longest that a server computes nothing by one word."""
 MAX_TRACE_SEC = 60
@@ -284,6 +284,8 @@ class Health:
     tokens_generated: int
     loading_percent: int | None = None
     """How much of the model is loaded; None unless `status` is `loading`."""
+    paused_sec: float = 0.0
+    """How long nothing is computed yet, as a pause was asked for."""
 
 
 @attrs.frozen
