@@ -52,8 +52,8 @@ def width_of(file: TextIO) -> int | None:
 
 def wrapped(text: str, width: int | None, indent: str = "") -> list[str]:
     """`text` as lines of at most `width` columns, those behind the first indented. What stands between backquotes, a
-    command to copy, stays on one line if one holds it; a longer word is left to the terminal, but for paths, which break
-    behind a slash, and wide characters, among which Chinese has no blanks.
+    command to copy, stays on one line if one holds it; a longer word is left to the terminal, but for paths, which
+    break behind a slash, and wide characters, among which Chinese has no blanks.
     """
     if width is None or cell_len(text) <= width:
         return [text]
