@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from uma.cli.parser import build_parser
+from uma.cli.slash import ALIASES, COMMANDS
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -55,3 +56,9 @@ def test_every_option_that_is_named_is_one() -> None:
     known = {option for each in parsers for option in each._option_string_actions}
     named = {name: set(re.findall(r"`(?:uma [^`]*?)?(--[a-z][a-z-]*)", text)) for name, text in TEXTS.items()}
     assert {name: wrong for name in named.keys() - OF_OTHERS if (wrong := named[name] - known)} == {}
+
+
+def test_the_page_of_the_chat_has_every_command_of_it_and_no_other() -> None:
+    told = dict(re.findall(r"^\| `(/\S+)(?: (\S[^`]*))?` \|", TEXTS["chat.md"], re.MULTILINE))
+    assert told == {name: command.argument for name, command in COMMANDS.items()}
+    assert all(f"`{name}`" in TEXTS["chat.md"] for name in ALIASES)
