@@ -15,11 +15,11 @@ STREAMS = {"CPU": (1, 8, 32, 64), "GPU": (1, 64, 256)}
 PEER = "tokens/s of llama-server's better layout"
 
 ROWS: dict[str, tuple[str, ...]] = {
-    "four programs, one model: time with a llama-server each ÷ on one UMA": (
+    "four programs use one model: time with a llama-server for each ÷ time with one UMA": (
         "sharing: time of a llama-server for each program ÷ UMA's",
     ),
     "a stream while four long prompts arrive: its longest gap": ("storm: the stream's worst gap",),
-    "those four prompts: time until all are read ÷ llama-server's": (
+    "the four long prompts: time until all are read ÷ llama-server's": (
         "storm: time until all prompts are read, of llama-server's",
     ),
     "eight prompts that begin alike: llama-server's time until all are done ÷ UMA's": (
@@ -39,7 +39,7 @@ def markdown(found: Mapping[str, Sequence[Check]]) -> str:
     """The rows, each machine a column; what falls short of its bar is bold."""
     known = {machine: {check.claim: check for check in checks if check.is_known} for machine, checks in found.items()}
     every = {claim: check for checks in known.values() for claim, check in checks.items()}
-    columns = {"bar": [_bars([every[claim] for claim in claims if claim in every]) for claims in ROWS.values()]}
+    columns = {"target": [_bars([every[claim] for claim in claims if claim in every]) for claims in ROWS.values()]}
     for machine, checks in known.items():
         columns[machine] = [_cell([checks.get(claim) for claim in claims]) for claims in ROWS.values()]
     lines = ["| | " + " | ".join(columns) + " |", "| --- |" + " ---: |" * len(columns)]

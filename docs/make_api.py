@@ -1,4 +1,4 @@
-"""Writes docs/api.md, the API reference, from the docstrings: `python docs/make_api.py`.
+"""Writes docs/api.md, the API reference, and the tables of other pages: `python docs/make_api.py`.
 
 griffe reads signatures and docstrings from the source files; bounds and defaults of fields come from the classes
 themselves, so the page says what the constructors check.
@@ -21,11 +21,14 @@ import griffe
 
 import uma
 from uma import errors
-from uma.config import settings
+from uma.config import OF_MODEL, settings
 from uma.constraints import hints_of
+from uma.llm.arguments import KEYWORDS
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "api.md"
+TABLES = {"settings": "## All settings"}
+"""Pages that end with a table made here, and the heading over it."""
 
 CHAPTERS = {
     "The library": ("uma.llm", ("LLM", "LLMStream", "RequestOutput", "Completion")),
@@ -196,16 +199,28 @@ def _bounds(hint: Any) -> Iterator[str]:
 
 
 def _settings() -> str:
-    lines = []
-    for each in settings().values():
-        unit = f", {each.unit}" if each.unit else ""
-        default = f"`{OF_THE_USER.get(each.name) or each.show(each.default)}`"
-        shown = "empty" if default == "``" else default
-        lines.append(_bullet(each.name, f"({shown}{unit}) {each.help}"))
     told = _doc(_definition("uma.config", "RuntimeConfig"))
-    return f"## Settings\n\n`uma`\n\n### RuntimeConfig\n\n{told}\n\nEach with its default and unit:\n\n" + "".join(
-        lines
-    )
+    return f"## Settings\n\n`uma`\n\n### RuntimeConfig\n\n{told}\n\n[All settings](settings.md#all-settings)\n"
+
+
+def with_table(name: str) -> str:
+    """The page docs/NAME.md, with the table that is made here at its end."""
+    text = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+    head, heading, rest = text.partition(f"\n{TABLES[name]}\n")
+    made = {"settings": settings_table}[name]()
+    return head + heading + rest.partition("\n| ")[0].rstrip("\n") + "\n\n" + made
+
+
+def settings_table() -> str:
+    """All settings: default, what it is, and where else than for a server it can be set."""
+    lines = ["| setting | default | what it does | also |", "| --- | --- | --- | --- |"]
+    for each in settings().values():
+        default = OF_THE_USER.get(each.name) or each.show(each.default)
+        choices = ", ".join(f"`{word}`" for word in each.choices or ())
+        said = "; ".join(filter(None, [each.help, choices or each.unit])).replace("|", r"\|").replace("*", r"\*")
+        also = [word for word, names in (("LLM", KEYWORDS), ("Model", OF_MODEL)) if each.name in names]
+        lines.append(f"| `{each.name}` | {f'`{default}`' if default else ''} | {said} | {', '.join(also)} |")
+    return "\n".join(lines) + "\n"
 
 
 def _errors() -> str:
@@ -218,4 +233,6 @@ def _errors() -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
-    print(f"{PAGE}: written")
+    for name in TABLES:
+        (ROOT / "docs" / f"{name}.md").write_text(with_table(name), encoding="utf-8")
+    print(f"{PAGE}, {', '.join(TABLES)}: written")

@@ -69,7 +69,7 @@ def test_a_row_has_what_is_known_in_its_order_and_what_falls_short_is_bold(monke
     monkeypatch.setattr(headlines, "ROWS", {"one": ("a",), "several": ("b", "c", "d"), "more": ("e",)})
     found = {"first": checks(a=2.0, b=0.5, c=1.0, d=1.5), "second": checks(a=1.0, b=2.0)}
     lines = [re.split(r" *\| *", line)[1:-1] for line in headlines.markdown(found).splitlines()]
-    assert lines[0] == ["", "bar", "first", "second"]
+    assert lines[0] == ["", "target", "first", "second"]
     assert lines[2:] == [
         ["one", "≥ 1", "2.00", "1.00"],
         ["several", "≥ 0.9 / 1 / 1", "**0.500** / 1.00 / 1.50", "-"],
