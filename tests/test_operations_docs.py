@@ -22,6 +22,7 @@ from uma.engine.kv.disk import FOLDER
 from uma.engine.ledger import Ledger
 from uma.engine.sizing import RULES
 from uma.figures import MB
+from uma.jobs.store import MAX_FILE_BYTES
 from uma.llama.model import Model
 from uma.net import throttle
 
@@ -80,6 +81,15 @@ def test_the_log_has_the_events_and_the_form_told_and_folders_the_modes(socket_d
     assert all(levels[event] == level for level, event in seen if event in levels)
     assert FOLDER in PAGE
     assert (cache / FOLDER).stat().st_mode & 0o777 == 0o700
+
+
+def test_the_proxy_of_the_page_takes_what_the_server_takes_by_the_name_that_it_knows() -> None:
+    team = (DOCS / "team.md").read_text(encoding="utf-8")
+    (host,) = re.findall(r"^uma run .*--http-hosts (\S+)$", team, re.MULTILINE)
+    assert f"server_name {host};" in team
+    (body_mb, file_mb) = map(int, re.findall(r"client_max_body_size (\d+)m; .* (\d+)m for the files", team)[0])
+    assert body_mb * 2**20 >= RuntimeConfig().frame_bytes(takes_media=True)
+    assert file_mb * 2**20 >= MAX_FILE_BYTES
 
 
 def test_the_unit_starts_a_server_that_the_page_tells_of() -> None:
