@@ -743,7 +743,7 @@ def pieces(answer: Answered) -> list[str]:
 
 def test_half_open_connections_and_slow_readers_cost_others_nothing(tmp_path: Path) -> None:
     model = write_script_model(tmp_path / "script.gguf", NUMBERS, context_length=32_768)
-    flags = [f"--model={model}", "--n-ctx=32768", "--kv-unified=off", "--max-sequences=128", "--max-tx-bytes=65536"]
+    flags = ["--model", str(model), "--n-ctx=32768", "--kv-unified=off", "--max-sequences=128", "--max-tx-bytes=65536"]
     flags += ["--alias=*", "--http-timeout-sec=600", "--tx-timeout-sec=600"]
     body = {"prompt": "Count.\n", "max_tokens": 300, "stream": True, "temperature": 0}
     # The name is in every event, so that a few tokens fill all buffers of a client that does not read: far fewer than
