@@ -23,11 +23,13 @@ import uma
 from uma import errors
 from uma.config import OF_MODEL, settings
 from uma.constraints import hints_of
+from uma.http.prometheus import exposition
 from uma.llm.arguments import KEYWORDS
+from uma.metrics import EngineMetrics
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "api.md"
-TABLES = {"settings": "## All settings"}
+TABLES = {"settings": "## All settings", "observability": "## All metrics"}
 """Pages that end with a table made here, and the heading over it."""
 
 CHAPTERS = {
@@ -59,6 +61,8 @@ Names in `uma` are imported from there (`from uma import LLM`), all others from 
 WIDTH = 120
 OF_THE_USER = {"socket": "default_socket()", "http_jobs": "default_jobs()"}
 """Settings whose defaults are places of the user who asks."""
+OF_SERVER = ("active_sessions", "sessions_total", "sessions_refused_total", "memory_budget_bytes")
+"""Figures of a server that are none of its engine's."""
 
 
 def page() -> str:
@@ -207,7 +211,7 @@ def with_table(name: str) -> str:
     """The page docs/NAME.md, with the table that is made here at its end."""
     text = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
     head, heading, rest = text.partition(f"\n{TABLES[name]}\n")
-    made = {"settings": settings_table}[name]()
+    made = {"settings": settings_table, "observability": metrics_table}[name]()
     return head + heading + rest.partition("\n| ")[0].rstrip("\n") + "\n\n" + made
 
 
@@ -221,6 +225,22 @@ def settings_table() -> str:
         also = [word for word, names in (("LLM", KEYWORDS), ("Model", OF_MODEL)) if each.name in names]
         lines.append(f"| `{each.name}` | {f'`{default}`' if default else ''} | {said} | {', '.join(also)} |")
     return "\n".join(lines) + "\n"
+
+
+def metrics_table() -> str:
+    """What `/metrics` has under UMA's own names; each type and text is that of the exposition."""
+    figures = EngineMetrics().snapshot() | dict.fromkeys(OF_SERVER, 0)
+    gateway: Any = types.SimpleNamespace(
+        began_sec=0.0,
+        source=types.SimpleNamespace(info=types.SimpleNamespace(model=types.SimpleNamespace(name=""))),
+        models=None,
+        answers={200: 0},
+        connections_total=0,
+        connections_refused_total=0,
+    )
+    told = re.findall(r"^# HELP (uma_\w+) (.*)\n# TYPE \w+ (\w+)$", exposition(figures, gateway), re.MULTILINE)
+    rows = [f"| `{name}` | {kind} | {text} |" for name, text, kind in sorted(told)]
+    return "\n".join(["| metric | type | meaning |", "| --- | --- | --- |", *rows]) + "\n"
 
 
 def _errors() -> str:

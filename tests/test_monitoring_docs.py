@@ -11,6 +11,8 @@ import pytest
 import yaml
 from http_server import HttpServer
 
+from uma.metrics import is_of_server
+
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs" / "monitoring"
 DASHBOARD: dict[str, Any] = json.loads((FOLDER / "grafana.json").read_text(encoding="utf-8"))
@@ -27,6 +29,16 @@ def kinds(http_server: HttpServer) -> dict[str, str]:
     families = dict(re.findall(r"^# TYPE (\w+) (\w+)$", text, re.MULTILINE))
     samples = set(re.findall(r"^(uma_\w+)", text, re.MULTILINE))
     return {name: families.get(name) or families[re.sub(r"_(bucket|sum|count)$", "", name)] for name in samples}
+
+
+def test_the_table_has_every_metric_of_a_real_server(http_server: HttpServer) -> None:
+    http_server.ask("POST", "/v1/completions", {"prompt": "a", "max_tokens": 2})
+    text = http_server.ask("GET", "/metrics").body.decode()
+    told = re.findall(r"^# HELP (uma_\w+) (.*)\n# TYPE \w+ (\w+)$", text, re.MULTILINE)
+    shown = re.findall(r"^\| `(uma_\w+)` \| (\w+) \| (.*) \|$", PAGE, re.MULTILINE)
+    real = {(name, kind, meaning) for name, meaning, kind in told}
+    assert real <= set(shown)
+    assert all(is_of_server(name.removeprefix("uma_")) for name, *_ in set(shown) - real)  # of the socket, of several
 
 
 EXPRESSIONS = {

@@ -95,4 +95,6 @@ def _http(gateway: Gateway) -> Iterator[str]:
     yield from _family("http_requests_total", "counter", "HTTP requests by status; 0: the client left first.", answers)
     opened, refused = gateway.connections_total, gateway.connections_refused_total
     yield from _family("http_connections_total", "counter", "HTTP connections accepted.", [("", opened)])
-    yield from _family("http_connections_refused_total", "counter", "Refused for their number.", [("", refused)])
+    yield from _family(
+        "http_connections_refused_total", "counter", "Connections refused, as too many.", [("", refused)]
+    )
