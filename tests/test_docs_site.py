@@ -9,11 +9,15 @@ import re
 import shlex
 from pathlib import Path
 
+import attrs
 import pytest
 import yaml
 
 from uma.cli.parser import build_parser
 from uma.cli.slash import ALIASES, COMMANDS
+from uma.http import ollama
+from uma.http.fields import DRAWN
+from uma.types import CHAT_SAMPLING, SamplerSettings
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
@@ -62,3 +66,14 @@ def test_the_page_of_the_chat_has_every_command_of_it_and_no_other() -> None:
     told = dict(re.findall(r"^\| `(/\S+)(?: (\S[^`]*))?` \|", TEXTS["chat.md"], re.MULTILINE))
     assert told == {name: command.argument for name, command in COMMANDS.items()}
     assert all(f"`{name}`" in TEXTS["chat.md"] for name in ALIASES)
+
+
+def test_the_defaults_of_sampling_are_those_of_the_code() -> None:
+    table = re.findall(
+        r"^\| (.+?) \| ([\d.]+) \| (\w+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", TEXTS["fields.md"], re.M
+    )
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    plain = attrs.asdict(SamplerSettings())
+    told = [tuple(0.0 if figure == "off" else float(figure) for figure in figures) for _, *figures in table]
+    own = (DRAWN, ollama.DEFAULTS, CHAT_SAMPLING, {})
+    assert told == [tuple(float({**plain, **each}[name]) for name in names) for each in own]
