@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 
 import attrs
@@ -75,5 +76,5 @@ def test_the_defaults_of_sampling_are_those_of_the_code() -> None:
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
     plain = attrs.asdict(SamplerSettings())
     told = [tuple(0.0 if figure == "off" else float(figure) for figure in figures) for _, *figures in table]
-    own = (DRAWN, ollama.DEFAULTS, CHAT_SAMPLING, {})
+    own: tuple[Mapping[str, float], ...] = (DRAWN, ollama.DEFAULTS, CHAT_SAMPLING, {})
     assert told == [tuple(float({**plain, **each}[name]) for name in names) for each in own]
