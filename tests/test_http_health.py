@@ -262,7 +262,7 @@ def test_a_server_ends_beside_whatever_its_clients_have_asked_for(tmp_path: Path
     jobs, drain_sec = tmp_path / "jobs", 1.0 if signals == 1 else 600.0
     flags = "--http-jobs", str(jobs), "--drain-timeout-sec", str(drain_sec), "--max-prompt-bytes", "8000000"
     with running_http(tmp_path, *flags) as server, server.connect() as raw:
-        body = {"input_file_id": upload(raw, ROWS), "endpoint": "/v1/completions"}
+        body = {"input_file_id": upload(raw, b"".join(ROWS)), "endpoint": "/v1/completions"}
         with closing(sqlite3.connect(jobs / "index.sqlite3", isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             hanging = [RawHttp(server.port) for _ in range(6)]
