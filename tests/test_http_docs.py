@@ -7,6 +7,7 @@ import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import attrs
@@ -18,10 +19,15 @@ from required import required_command
 
 from harness import short_directory
 from models import FILL_IN, write_encoder, write_word_model
+from uma import errors
 from uma.constraints import hints_of
+from uma.errors import UmaError
+from uma.http import problem
 from uma.http.app import ENDPOINTS
 from uma.http.page.endpoints import ENDPOINTS as PAGE_ENDPOINTS
 from uma.http.page.endpoints import is_file
+from uma.jobs.store import StoreFault, StoreTaken
+from uma.kept import KeptFault
 from uma.types import SamplingParams
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -73,6 +79,31 @@ def test_an_answer_that_is_shown_has_the_form_of_the_real_one(
 def test_every_task_shows_its_answer() -> None:
     tasks = (DOCS / "http.md").read_text(encoding="utf-8").partition("## Tasks")[2].partition("\n## ")[0]
     assert len(SHOWN) > tasks.count("```sh") >= 5
+
+
+def test_the_table_of_errors_is_what_the_code_says() -> None:
+    section = (DOCS / "http.md").read_text(encoding="utf-8").partition("## Errors")[2]
+    rows = re.findall(r"^\| (\d+|-) \| .* \| `(\w+)` \| (?:`(\w+)`|-) \| (yes|no) \|$", section, re.MULTILINE)
+    every = [*errors_of(errors), *errors_of(problem), StoreFault, StoreTaken, KeptFault]
+    of_python = {each.__name__: each for each in errors_of(errors)}
+    of_http = {each.code: each for each in every if each.__name__ not in of_python}
+    told = set()
+    for status, code, name, again in rows:
+        error = (of_python[name] if name else of_http[code])("x")
+        if (name, status) == ("ModelUnusable", "503"):
+            error.retry_after_ms = 1_000
+        found = problem.Problem.of(error)
+        assert error.code == code
+        assert status in ("-", str(found.status)), code
+        assert (again == "yes") == (found.retry_after_ms is not None), code
+        told.add(type(error))
+    assert told == set(every)
+
+
+def errors_of(module: ModuleType) -> list[type[UmaError]]:
+    """The classes of errors that a module defines, but their base."""
+    classes = [each for each in vars(module).values() if isinstance(each, type) and issubclass(each, UmaError)]
+    return [each for each in classes if each is not UmaError and each.__module__ == module.__name__]
 
 
 def events(text: str) -> list[Any]:

@@ -25,9 +25,13 @@ CLIENTS = [each for each in SNIPPETS if PLACE in each]
 
 
 @pytest.mark.parametrize("snippet", CLIENTS)
-def test_each_client_needs_three_lines(snippet: str, http_server: HttpServer) -> None:
-    assert sum(1 for line in snippet.splitlines() if line) == 3
-    done = run_to_end(sys.executable, "-c", snippet.replace(PLACE, http_server.url))
+def test_each_client_needs_its_import_and_its_address(snippet: str, http_server: HttpServer) -> None:
+    first, made, *asked = (line for line in snippet.splitlines() if line)
+    assert first.startswith("import ")
+    assert PLACE in made
+    assert 1 <= len(asked) <= 4
+    here = snippet.replace(PLACE, http_server.url).replace("qwen2.5-coder", "builtin")
+    done = run_to_end(sys.executable, "-c", here)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.strip()) > 20
 
