@@ -84,7 +84,7 @@ def test_every_task_shows_its_answer() -> None:
 def test_the_table_of_errors_is_what_the_code_says() -> None:
     section = (DOCS / "http.md").read_text(encoding="utf-8").partition("## Errors")[2]
     rows = re.findall(r"^\| (\d+|-) \| .* \| `(\w+)` \| (?:`(\w+)`|-) \| (yes|no) \|$", section, re.MULTILINE)
-    every = [*errors_of(errors), *errors_of(problem), StoreFault, StoreTaken, KeptFault]
+    every: list[type[UmaError]] = [*errors_of(errors), *errors_of(problem), StoreFault, StoreTaken, KeptFault]
     of_python = {each.__name__: each for each in errors_of(errors)}
     of_http = {each.code: each for each in every if each.__name__ not in of_python}
     told = set()
