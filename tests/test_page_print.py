@@ -52,6 +52,6 @@ def test_the_live_view_is_printed_whole(here: Visitor) -> None:
     page.locator("#live-view[data-frames]").wait_for()
     page.set_viewport_size({"width": 1200, "height": 200})
     page.emulate_media(media="print")
-    panel = page.locator("#live-view .panel:not([hidden])").last
+    panel = page.locator("#live-view :is(.tile, .tiles > *, .panel):visible").last
     expect(panel).to_be_visible()
     assert panel.evaluate(CUT_OFF) == []
