@@ -125,3 +125,17 @@ def test_a_button_beside_stop_queues_what_is_in_the_box(browser: Browser, tmp_pa
         expect(box).to_be_focused()
         expect(queue).to_be_hidden()
         stop.click()
+
+
+def test_escape_stops_all_answers_that_are_written_side_by_side(browser: Browser, tmp_path: Path) -> None:
+    with saying(browser, tmp_path, "Again and again. ", "--max-tokens", "16000", **ENDLESS) as here:
+        page = here.visit().page
+        page.locator("#chips").click()
+        page.get_by_label("Answers at once").fill("2")
+        page.keyboard.press("Escape")
+        here.ask("Twice?")
+        cards = page.locator(".compared article")
+        expect(cards.locator(".block").nth(1)).to_be_visible()
+        page.get_by_label("Message", exact=True).press("Escape")
+        expect(cards.locator(".note")).to_have_text(["Stopped.", "Stopped."])
+        expect(page.get_by_role("button", name="Send", exact=True)).to_be_visible()

@@ -102,10 +102,12 @@ export class Chat {
     this.does.onChange();
   }
 
-  /** The run in the branch that is shown of a conversation, if there is one. */
-  runOf({ leaf } = this.current) {
-    const run = leaf ? this.runs.get(leaf)?.run : undefined;
-    return run?.isOver ? undefined : run; // one that is over is still being saved
+  /** The runs of the answer that is shown last, or of all that are shown side by side there. */
+  get running() {
+    const isUndecided = this.isUndecided(this.current);
+    const isShown = (/** @type {Message} */ each) => each.id === this.current.leaf || (isUndecided && this.actions.isCompared(each));
+    // One that is over is still being saved.
+    return [...this.runs.values()].flatMap(({ run }) => (!run.isOver && isShown(run.message) ? [run] : []));
   }
 
   get newestFirst() {
@@ -172,11 +174,11 @@ export class Chat {
     if (view) edit(view.element, question, this.actions);
   }
 
-  /** What waits behind this answer is not sent any more; what is entered from now on is. */
-  stop(run = this.runOf()) {
-    const found = [...this.runs.values()].find((each) => each.run === run);
+  /** What waits behind these answers is not sent any more; what is entered from now on is. */
+  stop(runs = this.running) {
+    const found = [...this.runs.values()].find(({ run }) => runs.includes(run));
     if (found) this.does.stopped(found.home);
-    void run?.stop();
+    for (const run of runs) void run.stop();
     this.does.onChange();
   }
 
@@ -186,7 +188,7 @@ export class Chat {
     if (!found) return undefined;
     const { run, home } = found;
     const hurry = run.canHurry ? () => void run.answerNow() : undefined;
-    return { title: home.title || "New chat", stop: () => this.stop(run), hurry };
+    return { title: home.title || "New chat", stop: () => this.stop([run]), hurry };
   }
 
   /** The server takes the key now: what it refused for the lack of one is asked again, where it is shown. */
@@ -216,7 +218,7 @@ export class Chat {
 
   /** @param {Conversation} conversation */
   leave(conversation) {
-    for (const { run, home } of this.runs.values()) if (home === conversation) this.stop(run);
+    for (const { run, home } of this.runs.values()) if (home === conversation) this.stop([run]);
     this.conversations = this.conversations.filter((each) => each !== conversation);
     if (conversation === this.current) this.open();
   }
@@ -332,7 +334,7 @@ export class Chat {
   render() {
     const path = branch(this.current);
     rebuild(this.scroller, () => this.build(path), this.does.focus);
-    this.turns.show(this.runOf());
+    this.turns.show(this.running.at(-1));
     if (this.isAtEnd) this.goToEnd();
     this.does.onChange();
     void this.renderMissing();

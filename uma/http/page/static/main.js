@@ -99,7 +99,7 @@ function refresh() {
   heading.textContent = title;
   composer.show(chat.current.id, !chat.conversations.includes(chat.current));
   document.title = `${title} · UMA`;
-  composer.setAnswering(Boolean(chat.runOf()), chat.isUndecided(chat.current));
+  composer.setAnswering(chat.running.length > 0, chat.isUndecided(chat.current));
   const chosen = summary(chat.current.settings);
   // What a press has hit must be there at its release.
   const words = chosen || "Settings";
@@ -219,7 +219,7 @@ function showLoss(loss) {
 /** How full the context is, from half of it on; and the way on, before it is full. */
 function showGauge() {
   const most = info?.limits.n_ctx ?? 0;
-  const share = most && !chat.runOf() ? chat.used / most : 0;
+  const share = most && !chat.running.length ? chat.used / most : 0;
   const gauge = byId("gauge", HTMLElement);
   gauge.hidden = share < TOLD_SHARE;
   const words = `${number(Math.min(100, 100 * share))} % of context used`;
