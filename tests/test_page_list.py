@@ -216,6 +216,11 @@ def test_common_keys_begin_a_chat_copy_the_answer_and_hide_the_list(here: Visito
     page.keyboard.press("Escape")
     page.keyboard.press("Control+/")
     keys = page.get_by_role("dialog", name="Keyboard shortcuts")
+    for width, height in ((1200, 600), (360, 740)):
+        page.keyboard.press("Escape")
+        page.set_viewport_size({"width": width, "height": height})
+        page.keyboard.press("Control+/")
+        expect(keys.get_by_role("heading")).to_be_in_viewport(ratio=1)
     expect(keys.get_by_text("Copy the last answer")).to_be_visible()
     page.keyboard.press("Control+Shift+O")  # a dialog lies over all else
     expect(keys).to_be_visible()

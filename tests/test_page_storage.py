@@ -626,6 +626,24 @@ def test_the_text_of_a_draft_outlives_a_reload_where_its_files_are_too_large(her
     expect(page.locator("#attached")).to_be_hidden()
 
 
+def test_an_edit_that_is_cancelled_leaves_the_focus_where_it_began(here: Visitor) -> None:
+    page = here.visit().page
+    choose_file(page, conversation(question("a"), answer("b", "a")))
+    for name, box in (("Edit and send again", "Your question"), ("Edit the answer", "The answer")):
+        button = page.get_by_role("button", name=name)
+        button.press("Enter")
+        page.get_by_label(box).press("Escape")
+        expect(button).to_be_focused()
+    # Of a view that is built again the button that began it is gone.
+    button = page.get_by_role("button", name="Edit and send again")
+    button.press("Enter")
+    page.get_by_role("button", name="New chat", exact=True).click()
+    page.locator(".conversation").click()
+    page.get_by_label("Your question").focus()
+    page.keyboard.press("Escape")
+    expect(page.locator(":focus")).to_be_visible()
+
+
 def test_an_edit_that_was_begun_goes_on_when_its_conversation_is_shown_again(here: Visitor) -> None:
     page = here.visit().page
     choose_file(page, conversation(question("a", files=[{"name": "note.txt", "text": "Olga"}]), answer("b", "a")))

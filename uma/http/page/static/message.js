@@ -123,7 +123,9 @@ function editing(article, message, actions) {
     edits.delete(message);
     article.replaceChildren(...before);
     article.classList.remove("is-edited");
-    (opener instanceof HTMLTextAreaElement ? opener : article.querySelector("button"))?.focus();
+    const isThere = opener?.isConnected && opener !== document.body;
+    const next = isThere ? opener : article.querySelector("[aria-label^=Edit]");
+    if (next instanceof HTMLElement) next.focus();
   };
   const send = () => {
     if (!edit.text.trim() && !edit.files.length) return;
