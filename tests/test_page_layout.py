@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from http_server import HttpServer
 from page_browser import Visitor, saying, visitor
-from playwright.sync_api import Browser, FilePayload, Page, expect
+from playwright.sync_api import Browser, FilePayload, Page, Route, expect
 
 TABLE = """\
 | Language | Typing | Released | Designer | Memory management | Used mostly for |
@@ -29,6 +29,32 @@ BROKEN_WORDS = """cells => cells.flatMap((cell) => {
     });
 }).filter(Boolean)"""
 """Words that stand on more than one line."""
+
+
+NOTE_SHIFTS = """
+window.shifts = [];
+new PerformanceObserver((list) => {
+    for (const { value, sources } of list.getEntries())
+        shifts.push([value, ...sources.map(({ node }) => node?.id || node?.nodeName)]);
+}).observe({ type: "layout-shift", buffered: true });
+"""
+
+
+@pytest.mark.parametrize("width", [1200, 360])
+def test_nothing_jumps_while_a_new_chat_loads(browser: Browser, http_server: HttpServer, width: int) -> None:
+    with visitor(browser, http_server.url, width=width, height=740) as one:
+        page = one.page
+        page.add_init_script(NOTE_SHIFTS)
+        held: list[Route] = []
+        page.route("**/ui/api/info*", lambda route: held.append(route))
+        one.visit()
+        page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        for route in held:
+            route.continue_()
+        expect(page.locator("#model")).to_be_visible()
+        page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        shifts = page.evaluate("shifts")
+        assert sum(value for value, *_ in shifts) < 0.05, shifts  # the ideas are those for the model, once it is known
 
 
 def test_a_table_keeps_its_words_whole_and_scrolls_in_its_frame(browser: Browser, tmp_path: Path) -> None:

@@ -571,5 +571,5 @@ for (const [id] of composer.drafts.queued) if (!chat.answering.has(id)) composer
 tellLosses(chat.hasStore);
 if (!location.hash && chat.answering.size) history.replaceState(null, "", `#c/${[...chat.answering][0]}`);
 route();
+document.documentElement.dataset.ready = "true"; // from now on it is seen, and can have the focus
 composer.focus();
-document.documentElement.dataset.ready = "true";
