@@ -68,6 +68,16 @@ def test_by_default_the_usual_socket_is_asked_and_those_beside_it(socket_dir: Pa
         assert second.process.poll() is None
 
 
+def test_a_socket_that_a_variable_names_and_nobody_listens_on_hides_no_server_and_no_model(
+    server: ServerProcess, socket_dir: Path, uma_told: RunInProcessText
+) -> None:
+    nowhere = {"UMA_SOCKET": str(socket_dir / "none")}
+    assert server.socket in sockets_told(uma_told, server.socket.parent, **nowhere)
+    listed = uma_told("models", **nowhere)
+    assert (listed.returncode, "builtin" in listed.stdout) == (0, True)
+    assert uma_told("models", "--socket", str(socket_dir / "none")).returncode == 1
+
+
 def test_where_none_listens_on_the_named_socket_ps_says_so_and_fails(
     socket_dir: Path, uma_told: RunInProcessText
 ) -> None:

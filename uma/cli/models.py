@@ -66,8 +66,8 @@ class Memory:
 async def _memory(loaded: Loaded) -> Memory:
     """That of the server's models, where it has several, or of the settings; else what is free."""
     config = loaded.config
-    is_named = loaded.origins["socket"] != "default"
-    with suppress(*([] if is_named else [UmaError])), trio.move_on_after(ANSWER_SEC):
+    is_asked_for = loaded.origins["socket"] == "--socket"  # a variable does not say that a server runs
+    with suppress(*([] if is_asked_for else [UmaError])), trio.move_on_after(ANSWER_SEC):
         async with connect(config.socket, loads=False, waits=False) as client:
             if client.info.models and (budget := (await client.metrics()).get("memory_budget_bytes")):
                 known = {model.path: model.fits for model in await client.models()}

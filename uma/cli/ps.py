@@ -103,7 +103,7 @@ async def running(loaded: Loaded) -> list[Running]:
         except trio.TooSlowError:
             say.warn(f"{path}: the server there gave no answer (timeout) within {ANSWER_SEC:g} s")
         except ConnectionLost as error:
-            if loaded.origins["socket"] != "default":
+            if loaded.origins["socket"] == "--socket":
                 raise
             if not isinstance(error.__cause__, OSError):
                 say.warn(error.message)  # something listens there, and does not answer as a server does
@@ -113,13 +113,15 @@ async def running(loaded: Loaded) -> list[Running]:
 
 
 def sockets(loaded: Loaded) -> Iterator[Path]:
-    """The socket that was named; by default the usual one, those beside it, and those of this user's processes."""
+    """The socket that `--socket` names; without it that of the settings, those of this user's processes, and those
+    beside the usual one.
+    """
     usual = Path(loaded.config.socket)
     yield usual
-    if loaded.origins["socket"] != "default":
+    if loaded.origins["socket"] == "--socket":
         return
     others = set(listening_sockets())
-    if objection(usual) is None and usual.parent.is_dir():
+    if loaded.origins["socket"] == "default" and objection(usual) is None and usual.parent.is_dir():
         others |= {path for path in usual.parent.iterdir() if stat.S_ISSOCK(path.lstat().st_mode)}
     yield from sorted(others - {usual})
 

@@ -60,6 +60,7 @@ HINTS = {
     **dict.fromkeys(NO_KEYWORDS, "it is a setting of a server (`uma run`), which LLM is not"),
     "verbose": "what UMA logs is Python's `logging` to show",
     "stream": "llm.stream gives an answer piece by piece",
+    "timeout": "`await llm.agenerate(…)` in asyncio.wait_for ends the work at a timeout",
     "use_tqdm": "llm.generate and llm.chat have progress=False",
     "gpu_memory_utilization": "n_gpu_layers and n_ctx say what is taken of a GPU's memory",
     "tensor_parallel_size": "a model is divided among all GPUs",
