@@ -33,7 +33,7 @@ STORM, LINES, TOKENS = 9, 180, 50
 tokens of each answer."""
 MAX_WAITING = 5
 """Rows of requests without a slot."""
-HELD = {"prompt": "waits its turn", "prefix": "waits its turn", "grammar": "prepares", "reader": "waits for client"}
+HELD = {"prompt": "its prompt waits", "prefix": "its prompt waits", "grammar": "prepares", "reader": "waits for client"}
 """What is said of one that has a slot, and waits."""
 FEW = 20
 """Fewer times than these have no percentiles."""
@@ -196,7 +196,7 @@ def test_a_storm_is_seen_in_the_browser(browser: Browser, narrow_server: HttpSer
         check_figures(each, noted[: each["frames"]])
     assert any(each["words"][0].startswith("2 running, ") for each in shown)
     assert any(each["count"] for each in shown)
-    assert any(each["words"][1].endswith(AT_MOST) for each in shown)
+    assert any(AT_MOST in each["words"][1] for each in shown)
 
 
 def test_requests_of_one_program_are_told_apart_by_their_users(browser: Browser, narrow_server: HttpServer) -> None:
@@ -231,8 +231,11 @@ def check_figures(shown: dict[str, Any], frames: list[dict[str, Any]]) -> None:
     assert shown["count"] == (f"{len(told)} of {len(everyone)} shown" if hidden else "")
     words = f"{now['running']} running" + (f", {waiting} waiting" if waiting else "")
     assert shown["words"][0] == (words if now["running"] or waiting else "Idle")
+    unread = sum(each.get("waits_for") in ("prompt", "prefix") for each in activity["running"])
+    prompts = f"{unread} prompt{'s wait' if unread > 1 else ' waits'} to be read."
+    assert (prompts in shown["words"][1]) == bool(unread)
     if waiting:
-        time, _, rest = shown["words"][1].rpartition(AT_MOST)
+        time, _, rest = shown["words"][1].removesuffix(prompts).strip().rpartition(AT_MOST)
         assert re.fullmatch(
             r"(The last one begins in about [\d,.]+ s\. ?|Each begins once a slot is free\.)?", time or rest
         )
@@ -286,7 +289,7 @@ def check_tiles(tiles: dict[str, list[str]], figures: dict[str, Any], metrics: d
     if (times := figures["first_token_ms"]) is None:
         assert tiles["First word after"] == [NO_FIGURE, "", "none yet"]
     elif times["count"] < FEW:
-        assert note == f"the last of {times['count']}"
+        assert note == "latest request"
     else:
         told = re.fullmatch(rf"median of {times['count']:,}, one in 20 over (.+)", note)
         assert told is not None, note
@@ -406,7 +409,7 @@ def test_a_few_times_of_several_models_are_told_of_the_one_that_has_most(
         one.visit("#live")
         tile = page.locator(".tile", has_text="First word after")
         expect(tile.locator(".tile-value")).to_have_text("1.8")
-        expect(tile.locator(".tile-note")).to_have_text("the last of 3, one")
+        expect(tile.locator(".tile-note")).to_have_text("latest request, one")
 
 
 def test_a_live_view_that_loses_the_server_tells_the_chat_at_once(browser: Browser, narrow_server: HttpServer) -> None:

@@ -141,9 +141,59 @@ def test_rows_are_walked_by_keys_and_a_row_that_ends_keeps_the_focus(fed: Visito
 def test_what_happens_is_told_to_screen_readers_and_not_each_time_that_it_changes(fed: Visitor) -> None:
     page = fed.page
     feed(page, frame(1, "ab", "c"), frame(2, "abc"), frame(3, "ab", "cd"), frame(4, "a"))
-    expect(page.locator("#live-hint")).to_have_text("None waits.")
+    expect(page.locator("#live-hint")).to_have_text("")
     expect(page.locator("#live-words")).to_have_text("1 running")
     assert page.locator("#announcer p").all_inner_texts() == ["2 running, 1 waiting"]
+
+
+def test_the_heading_counts_the_prompts_whose_rows_say_that_they_wait(fed: Visitor) -> None:
+    page = fed.page
+    storm = frame(1, "abc")
+    for each, cause in zip(storm["activity"]["running"], ("", "prompt", "prefix"), strict=True):
+        each["waits_for"] = cause
+    feed(page, storm)
+    expect(page.locator(".lane-state")).to_have_text(["reading 18 %", "its prompt waits", "its prompt waits"])
+    expect(page.locator("#live-words")).to_have_text("3 running")
+    expect(page.locator("#live-hint")).to_have_text("2 prompts wait to be read.")
+
+
+@pytest.mark.parametrize("models", [0, 2])
+@pytest.mark.parametrize("width", [360, 1200])
+def test_the_button_stands_at_the_middle_of_its_row_and_the_ring_is_off_the_details(
+    fed: Visitor, width: int, models: int
+) -> None:
+    page = fed.page
+    page.set_viewport_size({"width": width, "height": 900})
+    page.evaluate("feed('own', { ids: ['id-a'] })")
+    names = [{"name": f"model {at}", "figures": FIGURES, "requests": [97]} for at in range(models)]
+    feed(page, frame(1, "a") | {"models": names})
+    summary = page.locator(".lane summary")
+    for _ in range(2):  # closed, then open
+        row, button = summary.bounding_box(), page.locator(".lane > .icon-button").bounding_box()
+        assert row is not None and button is not None
+        assert abs(row["y"] + row["height"] / 2 - button["y"] - button["height"] / 2) <= 1
+        summary.press("Enter")
+    assert summary.evaluate("each => parseFloat(getComputedStyle(each).outlineOffset)") < 0
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_a_request_that_never_wrote_has_ended_after_a_time(fed: Visitor) -> None:
+    feed(fed.page, frame(1, "a"))
+    expect(fed.page.locator(".lane-speed")).to_have_text("for 9.0 s")
+    feed(fed.page, frame(2, ""))
+    expect(fed.page.locator(".lane.is-over .lane-speed")).to_have_text("after 9.0 s")
+
+
+def test_lines_of_models_are_for_several_or_one_that_loads(fed: Visitor) -> None:
+    page, lines = fed.page, fed.page.locator("#live-models")
+    figures = FIGURES | {"running": 1, "waiting_normal": 1, "slot_every_ms": 220.0}
+    one: dict[str, Any] = {"name": "one", "figures": figures, "requests": []}
+    feed(page, frame(1, "a") | {"models": [one]})
+    expect(lines).to_be_hidden()
+    feed(page, frame(2, "a") | {"models": [{"name": "one", "figures": None, "load": "loading 9 %", "requests": []}]})
+    expect(lines).to_contain_text("loading 9 %")
+    feed(page, frame(3, "a") | {"models": [one, one | {"name": "two"}]})
+    expect(lines.locator("li").first).to_contain_text("1 waiting, starts in about 0.2 s")
 
 
 def test_the_end_of_a_request_that_has_ended_meanwhile_is_said(fed: Visitor) -> None:

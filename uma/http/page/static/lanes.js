@@ -27,8 +27,8 @@ const PRIORITIES = new Map([
 ]);
 /** What has a slot, and waits: in two words, and in a sentence. @type {Map<string | undefined, [string, string]>} */
 const HELD = new Map([
-  ["prompt", ["waits its turn", "Another prompt is read first."]],
-  ["prefix", ["waits its turn", "Another request reads a prompt that begins like this one: that is computed only once."]],
+  ["prompt", ["its prompt waits", "Another prompt is read first."]],
+  ["prefix", ["its prompt waits", "Another request reads a prompt that begins like this one: that is computed only once."]],
   ["grammar", ["prepares", "The grammar of its output is compiled again."]],
   ["reader", ["waits for client", "Its program is slow to read the answer."]],
 ]);
@@ -202,6 +202,7 @@ class Lane {
   end(/** @type {number} */ now) {
     this.endedAt = now;
     this.element.classList.add("is-over");
+    say(this.speed, (this.speed.textContent ?? "").replace(/^for\b/, "after"));
     this.tellEnd(this.does);
     this.offer(undefined, false);
   }
@@ -243,7 +244,7 @@ export class Lanes {
     list.addEventListener("keydown", (event) => this.step(event));
   }
 
-  /** @param {Frame} frame @returns How many there are, and how many of them are shown. */
+  /** @param {Frame} frame @returns How many there are, how many of them are shown, and how many prompts wait to be read. */
   take(frame) {
     this.column = Math.round(frame.at_ms / INTERVAL_MS);
     const scene = new Scene(frame, this.own);
@@ -259,7 +260,8 @@ export class Lanes {
     this.paint();
     const { waiting_interactive = 0, waiting_normal = 0, waiting_background = 0, waiting = [] } = frame.activity;
     const untold = Math.max(0, waiting_interactive + waiting_normal + waiting_background - waiting.length);
-    return { shown: shown.length, all: scene.all.size + untold };
+    const unread = scene.running.filter(({ waits_for: cause }) => cause === "prompt" || cause === "prefix").length;
+    return { shown: shown.length, all: scene.all.size + untold, unread };
   }
 
   /** All that have a slot, one's own, and the first few others; what is shown stays. @param {Scene} scene */

@@ -47,6 +47,9 @@ function about(ms) {
   return `${ms >= MOST_MS ? "over " : ""}${duration(Number(ms.toPrecision(2)))}`;
 }
 
+/** A time to come: a guess has no hundredths. @param {number} ms */
+const soon = (ms) => `${number(Math.max(0.1, ms / 1_000), ms < 10_000 ? 1 : 0)} s`;
+
 export class LiveView {
   /** @param {(id: string) => Own | undefined} own What can be done with the answer of this page's that is this request. @param {() => Info | undefined} info */
   constructor(own, info = () => undefined) {
@@ -153,16 +156,16 @@ export class LiveView {
     if (isOther) this.lanes.clear();
     this.frame = frame;
     this.showTiles(frame);
-    const { shown, all } = this.lanes.take(frame);
+    const { shown, all, unread } = this.lanes.take(frame);
     say(this.count, shown < all ? `${number(shown)} of ${number(all)} shown` : "");
-    const [words, hint] = wordsOf(frame, this.info()?.limits.max_sequences ?? 0);
+    const [words, hint] = wordsOf(frame, this.info()?.limits.max_sequences ?? 0, unread);
     if (this.words.textContent !== words && Date.now() - this.saidAt > ANNOUNCE_MS) {
       announce(words);
       this.saidAt = Date.now();
     }
     say(this.words, words);
     say(this.hint, hint);
-    this.models.hidden = !frame.models.length;
+    this.models.hidden = frame.models.length < 2 && frame.models.every(({ figures }) => figures); // the tiles say it
     this.models.replaceChildren(...frame.models.map(lineOf));
     this.element.dataset.frames = String(Number(this.element.dataset.frames ?? 0) + 1);
   }
@@ -182,7 +185,7 @@ export class LiveView {
     if (!times) return first.show(NONE, "", "none yet");
     const [value, unit] = about(times.p50 ?? times.last).split(/ (?=s$)/);
     const slow = `median of ${number(times.count)}, one in 20 over ${about(times.p95 ?? 0).replace("over ", "")}`;
-    first.show(value, unit, times.p50 === null ? `the last of ${number(times.count)}${times.of}` : slow);
+    first.show(value, unit, times.p50 === null ? `latest request${times.of}` : slow);
   }
 
   repaint() {
@@ -202,7 +205,7 @@ function lineOf({ name, figures, load, waiting: queued = 0 }) {
   const waiting = figures ? sumOf(figures) : queued;
   const cells = [
     figures ? (running ? `${number(running)} running` : "idle") : load,
-    waiting ? `${number(waiting)} waiting${every ? ` for about ${duration(waiting * every)}` : ""}` : "",
+    waiting ? `${number(waiting)} waiting${every ? `, ${waiting > 1 ? "the last " : ""}starts in about ${soon(waiting * every)}` : ""}` : "",
     written >= 0.5 ? `${number(written)} tokens/s` : "",
     first ? `first word after ${about(first.p50 ?? first.last)}` : "",
   ];
@@ -212,14 +215,15 @@ function lineOf({ name, figures, load, waiting: queued = 0 }) {
 /** @param {Figures} figures */
 const sumOf = (figures) => KINDS.reduce((sum, kind) => sum + figures[`waiting_${kind}`], 0);
 
-/** What happens, and how long it takes until the last one begins. @param {Frame} frame @param {number} most Requests that can run at once; of several models each has slots of its own. @returns {[string, string]} */
-function wordsOf({ figures, models }, most) {
+/** What happens, and how long it takes until the last one begins. @param {Frame} frame @param {number} most Requests that can run at once; of several models each has slots of its own. @param {number} unread Prompts that wait to be read. @returns {[string, string]} */
+function wordsOf({ figures, models }, most, unread) {
   const { running, slot_every_ms: every } = figures;
   const loading = models.reduce((sum, model) => sum + (model.waiting ?? 0), 0);
   const waiting = sumOf(figures);
   if (!running && !waiting) return ["Idle", IDLE];
   const time = every && waiting && !loading ? [`The last one begins in about ${duration(1_000 * Math.ceil((waiting * every) / 1_000))}.`] : [];
   const bound = most && waiting && running >= most && !models.length ? [`At most ${number(most)} run at once (--max-sequences).`] : [];
+  const prompts = unread ? [unread === 1 ? "1 prompt waits to be read." : `${number(unread)} prompts wait to be read.`] : [];
   const load = loading ? [`${number(loading)} for a model to load.`] : [];
-  return [`${number(running)} running${waiting ? `, ${number(waiting)} waiting` : ""}`, [...load, ...time, ...bound].join(" ") || (waiting ? "Each begins once a slot is free." : "None waits.")];
+  return [`${number(running)} running${waiting ? `, ${number(waiting)} waiting` : ""}`, [...load, ...time, ...bound, ...prompts].join(" ") || (waiting ? "Each begins once a slot is free." : "")];
 }
