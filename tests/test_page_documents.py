@@ -7,7 +7,7 @@ import json
 import re
 import zipfile
 
-from page_browser import Visitor
+from page_browser import Visitor, violations
 from playwright.sync_api import FilePayload, expect
 
 ANSWERS = "**/ui/api/answers"
@@ -91,6 +91,30 @@ def test_the_text_of_documents_is_what_the_model_is_given(here: Visitor) -> None
         "den.html:\n```\nOne\n\nTwo bold\n```\n\n"
         "chinese.pdf:\n```\n狐狸在睡觉。\n```\n\nWhat is in them?"
     )
+    here.wait_for_answer()
+
+
+def test_a_document_that_is_too_long_is_not_sent_and_none_is_attached_twice(here: Visitor) -> None:
+    page = here.visit().page
+    picker, attached = page.locator("#attach-file"), page.locator("#attached li")
+    short: FilePayload = {"name": "short.txt", "mimeType": "text/plain", "buffer": b"Olga"}
+    long: FilePayload = {"name": "long.txt", "mimeType": "text/plain", "buffer": b"Olga " * 20_000}
+    picker.set_input_files(short)
+    expect(attached).to_have_count(1)
+    picker.set_input_files(short)
+    expect(page.locator("#toasts")).to_contain_text("Not attached: short.txt. It is attached already.")
+    expect(attached).to_have_count(1)
+    picker.set_input_files(long)
+    send = page.get_by_role("button", name="Send", exact=True)
+    expect(page.locator("#unsendable")).to_have_text("Remove “long.txt” to send.")
+    expect(send).to_be_disabled()
+    here.ask("What is in them?")
+    expect(attached).to_have_count(2)
+    expect(page.locator("article")).to_have_count(0)
+    assert violations(page) == []
+    page.get_by_role("button", name="Remove long.txt").click()
+    expect(page.locator("#unsendable")).to_be_empty()
+    send.click()
     here.wait_for_answer()
 
 

@@ -46,7 +46,11 @@ def test_nothing_jumps_while_a_new_chat_loads(browser: Browser, http_server: Htt
         page = one.page
         page.add_init_script(NOTE_SHIFTS)
         held: list[Route] = []
-        page.route("**/ui/api/info*", lambda route: held.append(route))
+
+        def hold(route: Route) -> None:
+            held.append(route)
+
+        page.route("**/ui/api/info*", hold)
         one.visit()
         page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
         for route in held:

@@ -28,6 +28,7 @@ export class Composer {
     this.list = byId("attached", HTMLUListElement);
     this.chips = byId("chips", HTMLButtonElement);
     this.extent = byId("extent", HTMLElement);
+    this.unsendable = byId("unsendable", HTMLElement);
     /** What is in the box, and of how many tokens it is. @type {Attachment} */
     this.typed = { name: "Your text", text: "" };
     /** @type {Attachment[]} */
@@ -75,7 +76,7 @@ export class Composer {
 
   act() {
     if (this.isAnswering) return this.does.stop();
-    if (!this.hasSome || this.reading) return;
+    if (!this.canSend) return;
     const { text, files } = this.draft;
     this.fill({ text: "", files: [] });
     this.does.send(text.trim(), files);
@@ -88,6 +89,15 @@ export class Composer {
 
   get hasSome() {
     return Boolean(this.input.value.trim() || this.files.length);
+  }
+
+  /** A document that the model cannot read whole: the message waits until it is removed. */
+  get tooLong() {
+    return this.files.find(({ tokens = 0 }) => tokens > this.maxTokens);
+  }
+
+  get canSend() {
+    return this.hasSome && !this.reading && !this.tooLong;
   }
 
   /** Put this into the box. @param {Draft} draft */
@@ -113,7 +123,7 @@ export class Composer {
 
   /** Have what is in the box be sent once the answer ends. */
   enqueue() {
-    if (!this.hasSome || this.reading || !this.conversation) return;
+    if (!this.canSend || !this.conversation) return;
     const { text, files } = this.draft;
     this.setQueue([...this.drafts.queued, [this.conversation.id, { text: text.trim(), files, isQueued: true }]]);
     this.fill({ text: "", files: [] });
@@ -207,8 +217,10 @@ export class Composer {
   fit() {
     this.input.style.height = "auto";
     this.input.style.height = `${Math.min(this.input.scrollHeight, MAX_INPUT_PX)}px`;
-    this.queuer.hidden = !this.isAnswering || !this.hasSome || this.reading > 0;
-    this.button.disabled = !this.isAnswering && (!this.hasSome || this.reading > 0);
+    this.queuer.hidden = !this.isAnswering || !this.canSend;
+    this.button.disabled = !this.isAnswering && !this.canSend;
+    const words = this.tooLong ? `Remove “${this.tooLong.name}” to send.` : "";
+    if (this.unsendable.textContent !== words) this.unsendable.textContent = words;
     if (this.input.value === this.typed.text) return;
     this.typed = { name: this.typed.name, text: this.input.value };
     clearTimeout(this.measuring);
@@ -286,7 +298,10 @@ export class Composer {
       this.list.hidden = false;
       this.list.append(h("li", { class: "file" }, h("span", { class: "pulse" }), file.name));
       try {
-        home.push({ name: file.name, ...(await this.read(file)) });
+        const found = { name: file.name, ...(await this.read(file)) };
+        const isSame = (/** @type {Attachment} */ { name, text, image }) => name === found.name && text === found.text && image === found.image;
+        if (home.some(isSame)) throw new Unreadable("It is attached already.");
+        home.push(found);
         announce(`${file.name} attached`);
       } catch (error) {
         if (!(error instanceof Unreadable)) throw error;
