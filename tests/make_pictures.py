@@ -1,4 +1,7 @@
-"""Makes README's pictures anew: `python tests/make_pictures.py`, with Chromium and the extra `test`."""
+"""Makes README's pictures anew, with Chromium and the extra `test`, as CONTRIBUTING says.
+
+A script's name would stand in the rows of the live view, and code on the command line has none.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ def ask(server: HttpServer, number: int, over: Event) -> None:
     program, priority = PROGRAMS[number % len(PROGRAMS)]
     body = {
         "messages": [{"role": "user", "content": f"Tell me story {number} about a fox. " * (10 + 7 * number % 60)}],
-        "max_tokens": 60 + 40 * number % 200,
+        "max_tokens": 300 + 70 * number % 500,
         "ignore_eos": True,
         "priority": priority,
     }
@@ -99,7 +102,3 @@ def main() -> None:
         for each in httpx.get(f"{server.url}/v1/requests").json()["data"]:
             httpx.delete(f"{server.url}/v1/requests/{each['id']}")
         one.problems.clear()
-
-
-if __name__ == "__main__":
-    main()
