@@ -465,6 +465,32 @@ def test_a_killed_process_ends_its_own_requests_alone_and_comes_back(
     assert text_of(complete(server, "beta")) == texts["beta"]
 
 
+@pytest.mark.parametrize("is_told", [False, True], ids=["unasked", "asked"])
+def test_requests_that_end_with_a_killed_process_are_counted_as_failed_and_raise_the_alert(
+    serve_models: ServeModels, *, is_told: bool
+) -> None:
+    alerts = Path(__file__).parent.parent / "docs" / "monitoring" / "alerts.yaml"
+    (watched,) = re.findall(r"increase\((\w+)\[", alerts.read_text(encoding="utf-8"))
+    server = serve_models("--models", "beta", "--max-tokens", "20000", "--n-ctx", "32768")
+    text_of(complete(server, "beta"))
+    before, (beta,) = samples(server), children(server.process.pid)
+    with server.connect() as raw:
+        endless = {"model": "beta", "prompt": PROMPT, "max_tokens": 20_000, "ignore_eos": True, "stream": True}
+        raw.send("POST", "/v1/completions", endless)
+        assert raw.head()[0] == 200
+        if is_told:  # its process, of the request that runs
+            assert samples(server)["uma_requests_total", "beta", ""] == before["uma_requests_total", "beta", ""] + 1
+        os.kill(beta, signal.SIGKILL)
+        *_, last = raw.chunks()
+        assert b"the process of beta has ended" in last
+    server.process.log.wait_for("event=model.ended")
+    after = samples(server)
+    for name in (watched, "uma_requests_error", "uma_requests_total"):
+        assert after[name, "beta", ""] == before[name, "beta", ""] + 1
+    assert text_of(complete(server, "beta"))
+    assert samples(server)[watched, "beta", ""] == after[watched, "beta", ""]
+
+
 async def test_a_request_of_a_process_that_ends_before_it_answers_is_worth_asking_again(
     serve_models: ServeModels, texts: Mapping[str, str]
 ) -> None:

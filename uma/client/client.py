@@ -99,6 +99,8 @@ class Client:
     _failure: UmaError | None = attrs.field(default=None, init=False)
     _lost: trio.Event = attrs.field(factory=trio.Event, init=False)
     _overfull: Stream | None = attrs.field(default=None, init=False)
+    lost_requests: int = attrs.field(default=0, init=False)
+    """Requests that ran when the connection ended, and failed by that."""
 
     @property
     def info(self) -> ServerInfo:
@@ -465,6 +467,8 @@ class Client:
         """End the session: all that wait get the error, the first one that was given."""
         if self._failure is None:
             self._failure = error
+            self.lost_requests = sum(not stream.is_left for stream in self._streams.values())
+            self.lost_requests += sum(question.is_work for question in self._questions.values())
         for stream in self._streams.values():
             stream.fail(self._told(self._failure, is_begun=stream.is_begun))
         for question in self._questions.values():

@@ -89,6 +89,8 @@ MOST_PLANNED = 64
 """Maximum models whose headers are read before they are asked for."""
 RESCAN_SEC = 2.0
 """Minimum time between two looks at the folders, unless they are known to have changed."""
+ENDS = tuple(f"requests_{end}" for end in ("stop", "length", "cancelled", "error", "rejected"))
+"""Figures that count each request once it has ended."""
 AT_ONCE = 64
 """Requests at once by which a client of a model that has not been loaded yet is told when to come again."""
 
@@ -806,9 +808,14 @@ class LoadedModels(Models):
             log(_log, logging.WARNING if why else logging.INFO, "model.ended", model=name, reason=reason or None)
 
     def _forget_process(self, model: ServedModel) -> None:
-        """Keep the counters of a process that has ended, and no more."""
-        grown = {name: value for name, value in model.metrics.items() if kind_of(name) in ("counter", "histogram")}
-        if grown:
+        """Keep the counters of a process that has ended, with the requests that failed by its end, and no more."""
+        lost = 0 if model.client is None else model.client.lost_requests
+        if lost or model.metrics:
+            figures = {**self.snapshot(), **model.metrics}
+            figures["requests_error"] += lost
+            # Of those that were lost it had told some, where it was asked after they had come.
+            figures["requests_total"] = max(figures["requests_total"], sum(figures[end] for end in ENDS))
+            grown = {name: value for name, value in figures.items() if kind_of(name) in ("counter", "histogram")}
             self._gone[model.file.name] = summed([self._gone.get(model.file.name, {}), grown])
         model.forget_process()
         if model.successor is not None:
