@@ -282,6 +282,10 @@ def test_presets_several_answers_and_a_schema_reach_the_server(here: Visitor) ->
     expect(page.get_by_role("group", name="Version 1 of 2")).to_be_visible()
     page.get_by_role("button", name="Compare").click()
     expect(answers).to_have_count(2)
+    expect(answers.locator(".versions > :first-child")).to_have_text(["1 of 2", "2 of 2"])
+    answers.first.get_by_role("button", name="Stop comparing").click()
+    expect(page.get_by_role("group", name="Version 1 of 2")).to_be_visible()
+    page.get_by_role("button", name="Compare").click()
     answers.last.get_by_role("button", name="Use this one").click()
     expect(answers).to_have_count(1)
     bodies = [json.loads(each.post_data or "") for each in sent if each.url.endswith("/answers")]

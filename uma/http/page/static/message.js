@@ -30,11 +30,13 @@ const edits = new WeakMap();
 /** @param {Message} message @param {Message[]} siblings @param {Actions} actions */
 function switcher(message, siblings, actions) {
   if (siblings.length < 2) return null;
-  if (actions.isCompared(message)) {
-    const use = button("Use this one", () => actions.show(message.id), "link-button");
-    return h("span", { class: "versions" }, use, actions.goesOn(message) && h("span", { class: "goes-on" }, "The chat goes on from here."));
-  }
   const at = siblings.findIndex((each) => each.id === message.id);
+  if (actions.isCompared(message)) {
+    const goesOn = actions.goesOn(message);
+    const use = button(goesOn ? "Stop comparing" : "Use this one", () => actions.show(message.id), "link-button");
+    const place = h("span", {}, `${at + 1} of ${siblings.length}`);
+    return h("span", { class: "versions" }, place, use, goesOn && h("span", { class: "goes-on" }, "The chat goes on from here."));
+  }
   const step = (/** @type {number} */ by) => () => actions.show(siblings[at + by].id);
   const previous = iconButton("left", "Previous version", step(-1), "small");
   const next = iconButton("right", "Next version", step(1), "small");
