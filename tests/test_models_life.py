@@ -25,12 +25,13 @@ from harness import PATIENCE_SEC, short_directory
 from models import CHATML, write_large_cells, write_model
 from uma.config import ModelSettings, RuntimeConfig
 from uma.contracts.explaining import sentences
-from uma.errors import BadRequest, ConfigError, InternalError, ModelUnusable, UnknownModel
+from uma.engine.intake.overload import full_queue_retry_ms
+from uma.errors import BadRequest, ConfigError, InternalError, ModelUnusable, Overloaded, UnknownModel
 from uma.figures import MB
 from uma.http import openai
 from uma.http.problem import Problem
 from uma.models.shelf import Shelf
-from uma.net.client import OWNER
+from uma.net.client import CLIENT, OWNER
 from uma.supervisor import LoadedModels, child, open_models
 from uma.supervisor.model import CROWDED_MS
 from uma.supervisor.models import IDLE_UNLOAD, MEASURE_SEC, RESCAN_SEC
@@ -508,6 +509,35 @@ async def test_what_waits_for_models_that_do_not_fit_together_is_answered_model_
     assert sorted(found) == sorted((NAMES[number % 2], texts[NAMES[number % 2]]) for number in range(12))
     loaded = [record for record in caplog.records if "model.loaded" in record.getMessage()]
     assert len(loaded) == 2
+
+
+async def test_of_what_comes_while_a_model_is_loaded_as_much_waits_as_runs_and_queues_there_and_all_of_that_is_answered(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, texts: Mapping[str, str], mock_clock: trio.testing.MockClock
+) -> None:
+    answers, refused = list[str](), list[Overloaded]()
+    async with opened(folder, monkeypatch, cache_ram_mb=0, max_sequences=2, max_queue=4) as models:
+
+        async def ask() -> None:
+            try:
+                answers.append(await text(models, "alpha"))
+            except Overloaded as error:
+                refused.append(error)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(14):
+                nursery.start_soon(ask)
+            await until(lambda: len(refused) == 8)
+            nursery.start_soon(models.load, "alpha")  # which is none that queues
+            async with trio.open_nursery() as others:
+                CLIENT.set("another")  # for which one client's requests fill no queue
+                others.start_soon(ask)
+                await until(lambda: models.find("alpha").waiting == 8)
+                assert (models.find("alpha").state, answers) == ("loading", [])
+                others.cancel_scope.cancel()
+    problem = Problem.of(refused[0])
+    assert (problem.status, problem.retry_after_ms) == (429, full_queue_retry_ms(4, 4, 0.0, 2))
+    assert "6 requests wait for the load of alpha (max_queue is 4)" in refused[0].message
+    assert (answers, len(refused)) == ([texts["alpha"]] * 6, 8)
 
 
 ROUNDING_BYTES = 4 * 2**20

@@ -16,7 +16,7 @@ from uma.client import Client
 from uma.errors import InternalError, ModelUnusable, UmaError, UnknownModel
 from uma.models.catalog import ModelFile
 from uma.models.names import with_adapter
-from uma.net.client import ORIGIN, OWNER
+from uma.net.client import CLIENT, ORIGIN, OWNER
 from uma.net.file_watch import FileState, state_of
 from uma.supervisor.backoff import Failures
 from uma.supervisor.estimate import rough_bytes
@@ -66,6 +66,9 @@ class ModelLoader(Protocol):
     def ask_for(self, model: ServedModel) -> ModelLoad:
         """The load of a model that is not loaded; it begins once those before it have ended."""
 
+    def check_queue(self, model: ServedModel) -> None:
+        """Raise `Overloaded` where as many requests wait for its load as it can run and queue once it is there."""
+
     def succeed(self, model: ServedModel) -> ServedModel:
         """The model in the place of one whose file is another by now, while requests still run with the old."""
 
@@ -104,6 +107,7 @@ class LoadWait:
     model: str
     owner: Hashable = attrs.field(factory=OWNER.get)
     origin: str = attrs.field(factory=ORIGIN.get)
+    client: Hashable = attrs.field(factory=CLIENT.get)
     began: float = attrs.field(factory=trio.current_time)
 
     def as_request(self, load: LoadState) -> RunningRequest:
@@ -206,6 +210,8 @@ class ServedModel:
 
     async def _loaded(self, id: str) -> Client | None:
         """The session with its process, once it is loaded; None where another has its place."""
+        if id:
+            self.loader.check_queue(self)
         wait = LoadWait(id, self.file.name)
         self.waits.append(wait)
         try:

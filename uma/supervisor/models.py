@@ -22,6 +22,7 @@ from uma import posix
 from uma.client import Client
 from uma.config import ALL_MODELS, BUILTIN, ModelSettings, RuntimeConfig
 from uma.engine.activity import MAX_LISTED
+from uma.engine.intake.overload import full_queue_retry_ms
 from uma.engine.kv.disk import made_folder
 from uma.engine.sizing import enough_mb, free_memory_bytes
 from uma.errors import (
@@ -31,6 +32,7 @@ from uma.errors import (
     InternalError,
     ModelError,
     ModelUnusable,
+    Overloaded,
     ShuttingDown,
     UmaError,
     UnknownModel,
@@ -40,7 +42,7 @@ from uma.llama.context import ROUNDED_TOKENS
 from uma.metrics import EngineMetrics, kind_of, summed
 from uma.models.catalog import ModelFile
 from uma.models.shelf import Shelf
-from uma.net.client import OWNER
+from uma.net.client import CLIENT, OWNER
 from uma.net.file_watch import state_of
 from uma.net.logfmt import log
 from uma.supervisor.backoff import Failures
@@ -472,6 +474,18 @@ class LoadedModels(Models):
             self._asked.append(model)
             self.changed()
         return model.load
+
+    def check_queue(self, model: ServedModel) -> None:
+        """See `model.ModelLoader`. As with `engine.intake.gate.Gate`, one client fills the queue for no other."""
+        waits, config = [wait for wait in model.waits if wait.id], self._config_of(model.file)
+        at_once = config.max_sequences or self._card_of(model).limits.max_sequences
+        waiting, limit = len(waits) - at_once, config.max_queue
+        if waiting >= limit * (1 if any(wait.client == CLIENT.get() for wait in waits) else 2):
+            raise Overloaded(
+                f"the queue is full: {len(waits):,} requests wait for the load of {model.file.name} "
+                f"(max_queue is {limit:,})",
+                retry_after_ms=full_queue_retry_ms(waiting, limit, 0.0, at_once),
+            )
 
     async def run(self) -> None:
         """Load what is asked for, until `close`; return once all models have left."""
