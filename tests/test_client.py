@@ -213,7 +213,7 @@ async def test_a_server_that_stops_says_so_by_class(serve: Serve) -> None:
         with pytest.raises(ShuttingDown):
             async with client.generate(ask("a", 30_000)) as events:
                 await anext(aiter(events))
-                server.signal(signal.SIGTERM)  # once: a second one ends at once, without a word
+                server.signal(signal.SIGTERM)
                 async for _ in events:
                     pass
         with pytest.raises(UmaError):

@@ -16,7 +16,7 @@ from gguf import GGUFReader
 from http_server import new_key, running_gateway
 
 import uma
-from harness import PATIENCE_SEC, RunInProcessText, ServerProcess, running_server, until
+from harness import PATIENCE_SEC, RunInProcessText, Serve, ServerProcess, running_server, until
 
 ENDLESS = {"prompt": "Once", "max_tokens": 30_000, "ignore_eos": True}
 FEW_TOKENS = 100
@@ -85,6 +85,19 @@ def test_a_gateway_stops_when_it_is_told_to(server: ServerProcess, told: signal.
     with running_gateway(server) as gateway:
         gateway.process.signal(told)
         assert gateway.process.wait() == code
+
+
+def test_a_gateway_that_is_told_twice_ends_its_streams_with_an_error(serve: Serve) -> None:
+    server = serve("--n-ctx", "65536", "--max-tokens", "60000")
+    with running_gateway(server, "--drain-timeout-sec", "3600") as gateway, gateway.connect() as raw:
+        raw.send("POST", "/v1/completions", {"prompt": "a", "max_tokens": 60_000, "ignore_eos": True, "stream": True})
+        assert raw.head()[0] == 200
+        gateway.process.signal(signal.SIGTERM)
+        gateway.process.log.wait_for("event=http.draining")
+        gateway.process.signal(signal.SIGTERM)
+        *_, last = raw.chunks()
+        assert b"the server is stopping" in last
+        assert gateway.process.wait() == 0
 
 
 def test_without_a_server_there_is_no_gateway(socket_dir: Path, uma_told: RunInProcessText) -> None:

@@ -624,6 +624,38 @@ def test_an_error_has_the_form_and_the_words_of_its_dialect(
     check_error(path, locked.ask(method, path, {**GENERATING[path], **fields}, **given), status)
 
 
+@pytest.mark.parametrize("flags", [("--model", "tiny"), ("--models", "tiny")], ids=["one", "several"])
+def test_a_second_signal_ends_streams_with_an_error_of_their_dialect_and_a_code_in_the_log(
+    tiny: Path, flags: tuple[str, str]
+) -> None:
+    most = ("--n-ctx", "65536", "--max-tokens", "60000", "--drain-timeout-sec", "3600")
+    streams = {
+        "/v1/chat/completions": b"data: {",
+        "/v1/completions": b"data: {",
+        "/v1/messages": b"event: error\ndata: {",
+        "/completion": b"data: {",
+        "/api/chat": b'{"error":',
+    }
+    endless = {"prompt": "a", "messages": [{"role": "user", "content": "a"}], "ignore_eos": True, "stream": True}
+    with short_directory() as directory, ExitStack() as stack:
+        server = stack.enter_context(running_http(directory, flags[0], str(tiny), *most))
+        raws = {path: stack.enter_context(server.connect()) for path in streams}
+        for path, raw in raws.items():
+            raw.send("POST", path, {**endless, "max_tokens": 10_000, "options": {"ignore_eos": True}})
+            assert raw.head()[0] == 200
+        server.process.signal(signal.SIGTERM)
+        server.process.log.wait_for("event=http.draining")
+        server.process.signal(signal.SIGTERM)
+        for path, raw in raws.items():
+            *_, last = raw.chunks()
+            assert last.startswith(streams[path]), path
+            assert b"the server is stopping" in last
+        assert server.process.wait() == 0
+        ends = [line for line in server.process.log.join().splitlines() if "event=http.request" in line]
+    assert len(ends) == len(streams)
+    assert all("status=200 code=E_RUNTIME_SHUTDOWN" in end for end in ends)
+
+
 def test_without_a_key_the_server_s_own_user_manages_models_and_root_does_not(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -141,7 +141,7 @@ def test_what_outlasts_the_drain_timeout_is_told_so(serve: Serve) -> None:
         assert server.wait() == 0
 
 
-def test_a_second_signal_ends_at_once(serve: Serve) -> None:
+def test_a_second_signal_ends_at_once_and_says_so(serve: Serve) -> None:
     server = serve("--drain-timeout-sec", "3600", "--max-tokens", "30000")
     with server.connect() as raw:
         raw.hello()
@@ -150,6 +150,7 @@ def test_a_second_signal_ends_at_once(serve: Serve) -> None:
         server.signal(signal.SIGTERM)
         server.log.wait_for("event=server.draining")
         server.signal(signal.SIGTERM)
+        assert (told := raw.last_of("a"))["code"] == "E_RUNTIME_SHUTDOWN", told
         assert server.wait() == 0
         assert not server.socket.exists()
 

@@ -216,6 +216,8 @@ class ShuttingDown(UmaError):
 
 STOPPING = "the server is stopping; start it again with `uma run`"
 """Message of the `ShuttingDown` with which a server refuses what comes while it stops."""
+CUT_OFF = "the server is stopping, and waits no longer (drain_timeout_sec is over, or a second signal came)"
+"""Message of the `ShuttingDown` with which a server that stops ends what still runs."""
 
 
 WIRE_ERRORS: dict[str, type[UmaError]] = {

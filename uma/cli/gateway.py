@@ -19,7 +19,7 @@ from uma.config import BARE_HTTP, RuntimeConfig
 from uma.errors import UmaError, sole_error
 from uma.http.serve import HttpService, check
 from uma.server.logs import logging_to
-from uma.server.main import AT_ONCE_SEC, END_SEC, STOP, end_process, receiving
+from uma.server.main import AT_ONCE_SEC, END_SEC, LAST_WORDS_SEC, STOP, end_process, receiving
 
 KEEP_SEC = 1.0
 """Between two words to a server that nobody asks anything."""
@@ -100,7 +100,7 @@ async def _heed(
         if received and signal.Signals(number).name == "SIGHUP":
             continue
         if received or not services:
-            everything.cancel()
+            everything.deadline = trio.current_time() + (LAST_WORDS_SEC if services else 0)
         for service in services:
             service.begin_drain()
         end_process(AT_ONCE_SEC if received else drain_timeout_sec + END_SEC, lambda: _code(received))

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 
 from uma.chat.whole_call import NOTE
 from uma.config import RuntimeConfig
-from uma.errors import Ended, ShuttingDown, UmaError
+from uma.errors import CUT_OFF, Ended, ShuttingDown, UmaError
 from uma.http.batch_queue import BatchQueue
 from uma.http.body_budget import BodyBudget
 from uma.http.dialect import JSON, Body, Writer, dumps
@@ -392,7 +392,7 @@ class Gateway:
         """End everything that generates, or waits before its answer, and tell its clients that the server stops."""
         for id, work in self._running.items():
             if id in self.answering or not work.exchange.is_started or work.exchange.streamed is not None:
-                work.end(ShuttingDown("the server is stopping, and this took longer than drain_timeout_sec"))
+                work.end(ShuttingDown(CUT_OFF))
         for end in self.at_abort:
             end()
 

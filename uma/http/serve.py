@@ -61,6 +61,7 @@ class HttpService:
         self._app = build_app(self.gateway)
         self._tls = _tls(config)
         self._accepting = trio.CancelScope()
+        self._draining = trio.CancelScope()
         self._flusher = Flusher()
         self._connections: set[HttpConnection] = set()
         self._of_machine: Counter[Hashable] = Counter()
@@ -99,7 +100,9 @@ class HttpService:
         self.gateway.be_ready(source)
 
     def begin_drain(self) -> None:
-        """Take no more connections and requests, and let `serve` come to its end."""
+        """Take no more connections and requests, and let `serve` come to its end. Called again: now."""
+        if self._accepting.cancel_called:
+            self._draining.cancel()
         self._accepting.cancel()
 
     async def _drain(self) -> None:
@@ -107,7 +110,8 @@ class HttpService:
         for connection in list(self._connections):
             connection.drain()
         self.gateway.batches.drain()
-        with trio.move_on_after(self._config.drain_timeout_sec):
+        self._draining.deadline = trio.current_time() + self._config.drain_timeout_sec
+        with self._draining:
             await self._all_gone()
         self.gateway.abort()
         with trio.move_on_after(FAREWELL_SEC):

@@ -47,6 +47,8 @@ END_SEC = 1.5
 """Time from `drain_timeout_sec` on after which the process is ended, `FAREWELL_SEC` in it: within two seconds it is."""
 AT_ONCE_SEC = 1.0
 """Maximum time from a second signal on until the process has ended."""
+LAST_WORDS_SEC = 0.5
+"""Part of it in which what runs is told so."""
 
 GC_THRESHOLDS = (50_000, 20, 20)
 """Objects made before Python looks for cycles among the young ones, and how often among older ones. With its defaults a
@@ -62,7 +64,7 @@ class Service(Protocol):
         """Serve until `begin_drain`, and return when all has ended."""
 
     def begin_drain(self) -> None:
-        """Take no more requests, and let `serve` come to its end."""
+        """Take no more requests, and let `serve` come to its end. Called again: now, and what runs is told so."""
 
 
 class EarlyService(Service, Protocol):
@@ -270,11 +272,11 @@ class ServerRun:
                 self.at_end.callback(end_process(within_sec, lambda: self.code).cancel)
                 if not self.load_ended.is_set():
                     await self._end_load()
-                elif stops > 1:
-                    self.nursery.cancel_scope.cancel()
                 else:
                     for service in self.services:
                         service.begin_drain()
+                    if stops > 1:
+                        self.nursery.cancel_scope.deadline = trio.current_time() + LAST_WORDS_SEC
 
     async def _end_load(self) -> None:
         """End everything; the whole process, where the load goes on all the same. Sockets are closed by then."""

@@ -15,7 +15,7 @@ from pathlib import Path
 import trio
 
 from uma.config import RuntimeConfig
-from uma.errors import STOPPING, ShuttingDown, TooManySessions, UmaError
+from uma.errors import CUT_OFF, STOPPING, ShuttingDown, TooManySessions, UmaError
 from uma.net.accept import accept_forever
 from uma.server import socketfile
 from uma.server.connection import Connection, ConnectionHost, ServedEngine
@@ -46,6 +46,7 @@ class Server(ConnectionHost):
         self._farewell: UmaError | None = None
         """Why no session is accepted any more."""
         self._accepting = trio.CancelScope()
+        self._draining = trio.CancelScope()
         self._numbers = count(1)
 
     def be_ready(self, engine: ServedEngine) -> None:
@@ -102,7 +103,9 @@ class Server(ConnectionHost):
             log(logger, logging.INFO, "server.stopped", sessions_total=self.sessions_total, suppressed=suppressed)
 
     def begin_drain(self) -> None:
-        """Take no more sessions and requests, and let `serve` come to its end."""
+        """Take no more sessions and requests, and let `serve` come to its end. Called again: now."""
+        if self._accepting.cancel_called:
+            self._draining.cancel()
         self._accepting.cancel()
 
     def _note_shortage(self, error: OSError) -> None:
@@ -158,12 +161,12 @@ class Server(ConnectionHost):
         self.engine.begin_drain()
         for connection in self._connections:
             connection.drain()
-        deadline = trio.current_time() + self.config.drain_timeout_sec
+        self._draining.deadline = trio.current_time() + self.config.drain_timeout_sec
         await self._log_drain()
-        with trio.move_on_at(deadline):
+        with self._draining:
             await self._all_gone()
         for connection in self._connections:
-            connection.abort(ShuttingDown("the server is stopping, and this took longer than drain_timeout_sec"))
+            connection.abort(ShuttingDown(CUT_OFF))
         with trio.move_on_after(FAREWELL_SEC):
             await self._all_gone()
 

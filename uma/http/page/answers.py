@@ -18,7 +18,7 @@ import attrs
 import orjson
 import trio
 
-from uma.errors import BadRequest, Overloaded, ShuttingDown, UmaError
+from uma.errors import CUT_OFF, BadRequest, Overloaded, ShuttingDown, UmaError
 from uma.http.gateway import Gateway, running
 from uma.http.page.likelihoods import Likelihoods, TokenLikelihood
 from uma.http.problem import NotFound
@@ -235,7 +235,7 @@ class Answers:
     def abort(self) -> None:
         """End all, and tell their readers that the server stops."""
         for answer in self._by_token.values():
-            answer.abort(ShuttingDown("the server is stopping, and this took longer than drain_timeout_sec"))
+            answer.abort(ShuttingDown(CUT_OFF))
 
     def start(
         self,
