@@ -64,6 +64,24 @@ async def test_a_request_that_waits_for_a_slot_says_so_while_it_waits_and_afterw
     assert 1 <= told.worst_gap_token < 4
 
 
+async def test_while_the_server_is_paused_all_wait_for_that_and_its_time_is_told_apart(tiny: Path) -> None:
+    async with engine_of(tiny) as engine, engine.generate(ask(max_tokens=1_500, id="a")) as first:
+        await anext(first)
+        await engine.pause(PATIENCE_SEC)
+        async with engine.generate(ask(max_tokens=4, id="b")) as second:
+            for id in "ab":
+                waits = await explained(engine, id, lambda told: told.spent_ms.get("paused", 0) > 1)
+                assert waits.now is not None and waits.now.waits_for == "paused"
+            assert "Now it waits: the server is paused, and `uma resume` has it go on." in sentences(waits)
+            await engine.pause(0)
+            async for _ in second:
+                pass
+        told = await explained(engine, "b", lambda told: bool(told.reason))
+        first.cancel()
+    assert told.spent_ms["paused"] >= waits.spent_ms["paused"]
+    assert {"read", "write"} <= told.spent_ms.keys()
+
+
 async def test_the_cache_is_told_by_its_tier_and_by_the_first_token_that_is_not_in_it(tiny: Path) -> None:
     ids, other = tokens_for(1, 200), tokens_for(2, 200)
     fork = (*ids[:100], *(token + 1 if index == 0 else token for index, token in enumerate(other[:100])))

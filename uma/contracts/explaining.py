@@ -8,6 +8,7 @@ from uma.types import CAUSES, WHY_NOT_CACHED, Explained
 
 WAITS_FOR = {
     "loading": "its model is loaded first",
+    "paused": "the server is paused, and `uma resume` has it go on",
     "slot": "no slot is free",
     "cells": "no cells are free for its prompt",
     "adapters": "two other sets of LoRA adapters take turns",
@@ -19,8 +20,9 @@ WAITS_FOR = {
 """What a request waits for, in words, by `RunningRequest.waits_for`."""
 
 CURES = {
-    "loading": "`uma pin` keeps it loaded",
-    "slot": "`--max-sequences` larger, if memory allows",
+    "loading": "`uma pin NAME` keeps it loaded",
+    "paused": "`uma resume`",
+    "slot": "if memory allows, a larger `--max-sequences`",
     "cells": "a larger `--n-ctx`, or less memory for each token",
     "read": "shorter prompts; the same beginning each time, since a prefix is cached",
     "prompt": "`priority` 1 for this program, or -1 for the others",
@@ -33,7 +35,7 @@ CURES = {
 }
 """What helps against a cause (`CAUSES`), where a setting or habit does. `docs/slow.md` has these words."""
 
-_BEFORE_THE_CACHE = ("loading", "slot", "cells", "adapters", "prefix")
+_BEFORE_THE_CACHE = ("loading", "paused", "slot", "cells", "adapters", "prefix")
 """What a request waits for as long as it is not known what of its prompt is cached."""
 
 

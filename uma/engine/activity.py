@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from uma.engine.policy.order import admission_key, in_order
-from uma.engine.worker.account import Account, Figures
+from uma.engine.worker.account import PAUSED, Account, Figures
 from uma.engine.worker.sequence import Sequence
 from uma.engine.worker.slots import blocking_resource
 from uma.engine.worker.status import HAS_SLOT, Status
@@ -127,6 +127,8 @@ def _described(sequence: Sequence, first: Sequence | None, blocked_on: str, now_
 
 def _waits_for(sequence: Sequence, first: Sequence | None, blocked_on: str) -> str:
     """Why nothing of it is computed; see `RunningRequest.waits_for`."""
+    if sequence.account.totals.blocked_on == PAUSED:
+        return PAUSED
     if sequence.is_reproducible and sequence.started_ms > 0:  # it is computed by itself, without a slot
         return ""
     match sequence.status:

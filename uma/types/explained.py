@@ -18,6 +18,7 @@ CAUSES: Mapping[str, str] = MappingProxyType(
         "grammar": "its grammar was made, or made again",
         "disk": "a prefix was looked for on disk",
         "batch": "a batch that was running when it came had to end",
+        "paused": "the server was paused (`uma pause`)",
         "slot": "it waited in the queue, for all slots were taken",
         "cells": "the KV cache had no space for its prompt",
         "adapters": "two other sets of LoRA adapters took turns",

@@ -310,7 +310,7 @@ class RunningRequest:
     """Why nothing of it is computed now: `slot` (all slots are taken), `cells` (its prompt does not fit beside what
     runs), `adapters` (two other sets of LoRA adapters take turns), `prefix` (another request computes what its
     prompt begins with), `prompt` (another prompt is read first), `grammar` (it is compiled again), `reader` (its
-    reader is behind) or `loading` (its model is loaded first). Empty: it is computed."""
+    reader is behind), `paused` (the server is) or `loading` (its model is loaded first). Empty: it is computed."""
     behind: str = ""
     """Id of the request whose prompt is read first, where it waits for a `prompt`; where it waits for `loading`, what
     the load does, in words."""

@@ -32,6 +32,8 @@ MOST_WAITED = 0.99
 """Maximum part of a time in which tokens were computed that counts as waiting for a CPU: they took some of it."""
 RESOURCES = ("slot", "cells", "adapters")
 """What the first sequence of the queue can wait for."""
+PAUSED = "paused"
+"""What all sequences wait for in a pause, in the place of these."""
 
 
 @attrs.define(slots=True)
@@ -50,22 +52,22 @@ class Totals:
     """Time for which its compute threads waited for a core."""
     started: list[int] = attrs.field(factory=lambda: [0, 0, 0])
     """Requests that were started, by lane, the lowest first."""
-    _blocked_ms: dict[str, float] = attrs.field(factory=lambda: dict.fromkeys(("", *RESOURCES), 0.0))
-    """Time for which the first sequence of the queue waited for each."""
-    _blocked_on: str = ""
+    _blocked_ms: dict[str, float] = attrs.field(factory=lambda: dict.fromkeys(("", PAUSED, *RESOURCES), 0.0))
+    """Time for which the first sequence of the queue waited for each, and all were `PAUSED`."""
+    blocked_on: str = ""
     _since_ms: float = 0.0
 
     def set_blocked_on(self, resource: str, now: float) -> None:
-        """The first sequence of the queue waits, from now on, for one of `RESOURCES`; empty: for none."""
-        self._blocked_ms[self._blocked_on] += now - self._since_ms
-        self._blocked_on, self._since_ms = resource, now
+        """The first sequence of the queue waits for one of `RESOURCES` from now on; all for `PAUSED`; empty: none."""
+        self._blocked_ms[self.blocked_on] += now - self._since_ms
+        self.blocked_on, self._since_ms = resource, now
 
     def reading(self, now: float) -> tuple[float, ...]:
-        """The first five, and for how long the queue was blocked on each of `RESOURCES`."""
+        """The first five, for how long all were paused, and the queue blocked on each of `RESOURCES`."""
         blocked = dict(self._blocked_ms)
-        blocked[self._blocked_on] += max(0.0, now - self._since_ms)
+        blocked[self.blocked_on] += max(0.0, now - self._since_ms)
         times = self.steps_ms, self.prompts_ms, self.isolated_ms, self.sample_ms, self.cpu_waits.total_ms
-        return *times, *(blocked[name] for name in RESOURCES)
+        return *times, *(blocked[name] for name in (PAUSED, *RESOURCES))
 
 
 @attrs.define
@@ -264,7 +266,10 @@ class Account:
         """Add the time since the last change."""
         left_ms, own = max(0.0, now - self._since_ms), self.own_ms - self._own_mark
         reading = zip(self.totals.reading(now), self._marks, strict=True)
-        steps, prompts, isolated, sample, cpu_ms, *blocked = (now - before for now, before in reading)
+        steps, prompts, isolated, sample, cpu_ms, paused, *blocked = (now - before for now, before in reading)
+        paused = min(max(0.0, paused), left_ms)
+        spent[PAUSED] += paused
+        left_ms -= paused
         waited = {
             "prompt": prompts if self.is_isolated else prompts - own,
             "apart": isolated - own if self.is_isolated else isolated,

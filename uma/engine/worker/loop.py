@@ -25,7 +25,7 @@ from uma.engine.kv.pool import KvPool
 from uma.engine.kv.snapshots import Snapshot
 from uma.engine.policy import Plan, Scheduler
 from uma.engine.recorder import DECODE, Recorder
-from uma.engine.worker.account import Instruments, Totals
+from uma.engine.worker.account import PAUSED, Instruments, Totals
 from uma.engine.worker.commands import Commands
 from uma.engine.worker.drafts.drafter import Drafter
 from uma.engine.worker.drafts.head_drafter import HeadDrafter
@@ -328,12 +328,15 @@ class DecodeWorker:
         """Obey what has come; while the engine is paused, do nothing else."""
         self._obey_waiting()
         while self.paused_sec and not self._is_stopping:
+            self.totals.set_blocked_on(PAUSED, now_ms())
             self._outbox.flush()
             self._probes.answer(is_alive=True)  # it would generate
             began = now_ms()
             self.commands.wait(self.paused_sec)
             self._runner.neighbours.has_rested(now_ms() - began)
             self._obey_waiting()
+        if self.totals.blocked_on == PAUSED:
+            self.totals.set_blocked_on("", now_ms())
 
     def _obey_waiting(self) -> None:
         for command in self.commands.take():
