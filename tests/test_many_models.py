@@ -609,9 +609,9 @@ def test_a_model_that_can_never_fit_is_told_at_the_start_and_refused_with_what_i
     listed = {each["id"]: each for each in server.ask("GET", "/v1/models").json["data"]}
     assert [listed[name]["meta"]["fits"] for name in ("alpha", "large")] == [True, False]
     assert re.search(told, listed["large"]["status"]["message"])
-    answer = complete(server, "large")
-    assert (answer.status, answer.json["error"]["code"]) == (422, "model_unusable")
-    assert re.search(told, answer.json["error"]["message"])
+    answer, loaded = complete(server, "large"), server.ask("POST", "/models/load", {"model": "large"})
+    assert (answer.status, answer.json["error"]["code"], loaded.status) == (422, "model_unusable", 422)
+    assert all(re.search(told, refused.json["error"]["message"]) for refused in (answer, loaded))
 
 
 def test_models_that_never_fit_into_the_memory_of_all_are_told_by_run_doctor_and_the_list_of_models(

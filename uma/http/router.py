@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import attrs
 
-from uma.errors import BadRequest, UmaError
+from uma.errors import BadRequest, ModelUnusable, UmaError
 from uma.http.exchange import Exchange
 from uma.http.gateway import Gateway
 from uma.http.local_user import check_manager
@@ -28,6 +28,8 @@ async def load(gateway: Gateway, http: Exchange) -> None:
     models, model = await _found(gateway, http)
     if model.state in ("loading", "loaded"):
         raise BadRequest.at("model", f"{model.name} is already running")
+    if not model.fits:
+        raise ModelUnusable(model.failure)
     assert gateway.tasks is not None  # the service runs, or there would be no connection
     gateway.tasks.start_soon(_load, models, model.name)
     await http.answer_json({"success": True})
