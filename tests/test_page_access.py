@@ -173,7 +173,7 @@ def test_everything_can_be_done_by_keyboard(browser: Browser, http_server: HttpS
             page.keyboard.press(keys)
             expect(page.get_by_role("dialog", name="Keyboard shortcuts")).to_be_visible()
             assert violations(page) == []
-            page.keyboard.press("Enter")
+            page.keyboard.press("Escape")
             expect(page.get_by_role("dialog")).to_have_count(0)
         tab_to(page, "Live")
         page.keyboard.press("Enter")
