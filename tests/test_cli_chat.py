@@ -298,7 +298,7 @@ def test_a_command_typed_wrong_is_answered_with_the_nearest_unless_that_takes_so
             assert name in terminal.text
         tell(terminal, "/model", "context 2,048 tokens")
         other = write_script_model(home / "other.gguf", [" Yes."])
-        tell(terminal, f"/model {other}", "this server has only builtin; `uma chat")
+        tell(terminal, f"/model {other}", "this server has only builtin;")
         assert f"{other.name}`takesit" in "".join(terminal.text.split())
         tell(terminal, "/model nowhere", "this server has only builtin; nowhere: model not found")
         for taking_away in ("/resett", "/und"):

@@ -42,7 +42,7 @@ def test_each_row_of_the_matrix_is_so(client: str, servers: tuple[str, ...], out
 
 
 def test_the_page_names_the_versions_spoken_here() -> None:
-    assert f"Spoken here: {', '.join(f'`{version}`' for version in CONTRACT_VERSIONS)}." in PAGE
+    assert f"These contracts have the version {', '.join(f'`{version}`' for version in CONTRACT_VERSIONS)};" in PAGE
     assert CARD_VERSION in CONTRACT_VERSIONS
 
 

@@ -52,17 +52,15 @@ def width_of(file: TextIO) -> int | None:
 
 def wrapped(text: str, width: int | None, indent: str = "") -> list[str]:
     """`text` as lines of at most `width` columns, those behind the first indented. What stands between backquotes, a
-    command to copy, stays on one line if one holds it; a longer word is left to the terminal, but for paths, which
-    break behind a slash, and wide characters, among which Chinese has no blanks.
+    command to copy, stays on one line; what is longer than a line is left to the terminal, but for paths, which break
+    behind a slash, and wide characters, among which Chinese has no blanks.
     """
     if width is None or cell_len(text) <= width:
         return [text]
     told = [""]
     for word in re.findall(r"\s*(?:[^\s`]|`[^`]*`|`)+", text):
-        parts = [word]
-        if cell_len(word) > width - len(indent):
-            parts = re.findall(r"\s*\S+", word) if "`" in word else re.split(r"(?<=[/\u2e80-\U0003ffff])", word)
-        for part in parts:
+        is_long = cell_len(word) > width - len(indent) and "`" not in word
+        for part in re.split(r"(?<=[/\u2e80-\U0003ffff])", word) if is_long else [word]:
             if told[-1].strip() and cell_len(told[-1] + part) > width:
                 told.append(indent + part.lstrip())
             else:
