@@ -29,6 +29,15 @@ from uma.types import Source
 
 T = TypeVar("T")
 
+STREAM_ERRORS = {
+    "/v1/chat/completions": b"data: {",
+    "/v1/completions": b"data: {",
+    "/v1/messages": b"event: error\ndata: {",
+    "/completion": b"data: {",
+    "/api/chat": b'{"error":',
+}
+"""How an error in a stream begins, in each dialect, by a path of it."""
+
 
 @attrs.frozen
 class Answered:

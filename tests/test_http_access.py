@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 from engine_world import config_for
-from http_server import Answered, HttpServer, RawHttp, hosted_http, new_key, running_http
+from http_server import STREAM_ERRORS, Answered, HttpServer, RawHttp, hosted_http, new_key, running_http
 from hypothesis import given
 from hypothesis import strategies as st
 from script_model import write_script_model
@@ -629,17 +629,10 @@ def test_a_second_signal_ends_streams_with_an_error_of_their_dialect_and_a_code_
     tiny: Path, flags: tuple[str, str]
 ) -> None:
     most = ("--n-ctx", "65536", "--max-tokens", "60000", "--drain-timeout-sec", "3600")
-    streams = {
-        "/v1/chat/completions": b"data: {",
-        "/v1/completions": b"data: {",
-        "/v1/messages": b"event: error\ndata: {",
-        "/completion": b"data: {",
-        "/api/chat": b'{"error":',
-    }
     endless = {"prompt": "a", "messages": [{"role": "user", "content": "a"}], "ignore_eos": True, "stream": True}
     with short_directory() as directory, ExitStack() as stack:
         server = stack.enter_context(running_http(directory, flags[0], str(tiny), *most))
-        raws = {path: stack.enter_context(server.connect()) for path in streams}
+        raws = {path: stack.enter_context(server.connect()) for path in STREAM_ERRORS}
         for path, raw in raws.items():
             raw.send("POST", path, {**endless, "max_tokens": 10_000, "options": {"ignore_eos": True}})
             assert raw.head()[0] == 200
@@ -648,11 +641,11 @@ def test_a_second_signal_ends_streams_with_an_error_of_their_dialect_and_a_code_
         server.process.signal(signal.SIGTERM)
         for path, raw in raws.items():
             *_, last = raw.chunks()
-            assert last.startswith(streams[path]), path
+            assert last.startswith(STREAM_ERRORS[path]), path
             assert b"the server is stopping" in last
         assert server.process.wait() == 0
         ends = [line for line in server.process.log.join().splitlines() if "event=http.request" in line]
-    assert len(ends) == len(streams)
+    assert len(ends) == len(STREAM_ERRORS)
     assert all("status=200 code=E_RUNTIME_SHUTDOWN" in end for end in ends)
 
 

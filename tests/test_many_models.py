@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
-from http_server import Answered, HttpServer, ServeModels, running_http
+from http_server import STREAM_ERRORS, Answered, HttpServer, ServeModels, running_http
 from several import GREEDY, NAMES, PROMPT, children, taken_bytes
-from starlette.types import Message, Scope
+from starlette.types import ASGIApp, Message
 
 from harness import (
     ONE_THREAD,
@@ -40,11 +40,14 @@ from uma.config import RuntimeConfig
 from uma.errors import BadRequest, Ended, InternalError
 from uma.figures import MB
 from uma.http.app import build_app
+from uma.http.body_budget import BodyBudget
+from uma.http.exchange import Exchange
 from uma.http.gateway import Gateway
 from uma.http.generation import HEARTBEAT_SEC
+from uma.net.quota import ClientAccount
 from uma.supervisor import open_models
-from uma.supervisor.model import STANDSTILL_SEC, ModelLoad
-from uma.types import Finished, LoadProgress, LoadState, Request, SamplingParams, Source, Token
+from uma.supervisor.model import STANDSTILL_SEC, LoadWait, ModelLoad
+from uma.types import Activity, Finished, LoadProgress, LoadState, Request, SamplingParams, Source, Token
 
 
 @pytest.fixture(scope="module")
@@ -719,6 +722,22 @@ async def test_a_load_that_stands_still_is_ended_and_the_models_behind_it_have_t
     assert "no progress for 300 s" in failures[0]
 
 
+async def post(app: ASGIApp, path: str, body: dict[str, Any], said: list[Message]) -> None:
+    """Ask a server in this process; what it says comes into `said`."""
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    bodies = [json.dumps(body).encode()]
+
+    async def hear() -> Message:
+        if not bodies:
+            await trio.sleep_forever()
+        return {"type": "http.request", "body": bodies.pop()}
+
+    async def write(message: Message) -> None:
+        said.append(message)
+
+    await app({"type": "http", "method": "POST", "path": path, "headers": headers, "query_string": b""}, hear, write)
+
+
 @pytest.mark.parametrize(
     ("path", "asks", "begins"),
     [
@@ -739,22 +758,11 @@ async def test_streams_and_no_other_answers_begin_while_their_model_is_loaded(
 ) -> None:
     monkeypatch.setenv("UMA_MODELS", str(folder))
     config = RuntimeConfig(models="alpha", threads=1)
-    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
-    scope: Scope = {"type": "http", "method": "POST", "path": path, "headers": headers, "query_string": b""}
-    body = [json.dumps({"model": "alpha", "options": {"num_predict": 2}, **asks}).encode()]
     said: list[Message] = []
-
-    async def hear() -> Message:
-        if not body:
-            await trio.sleep_forever()
-        return {"type": "http.request", "body": body.pop()}
-
-    async def write(message: Message) -> None:
-        said.append(message)
-
     others = children(os.getpid())
     async with open_models(config, LoadProgress()) as models, trio.open_nursery() as nursery:
-        nursery.start_soon(build_app(Gateway.of(models, config)), scope, hear, write)
+        app = build_app(Gateway.of(models, config))
+        nursery.start_soon(post, app, path, {"model": "alpha", "options": {"num_predict": 2}, **asks}, said)
         while not (pids := children(os.getpid()) - others):
             await trio.lowlevel.checkpoint()
         os.kill(pid := pids.pop(), signal.SIGSTOP)
@@ -777,40 +785,20 @@ async def test_what_waits_for_a_load_when_the_server_stops_is_told_so_in_its_own
     caplog.set_level("INFO", "uma.http")
     monkeypatch.setenv("UMA_MODELS", str(folder))
     config = RuntimeConfig(models="alpha", threads=1)
-    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
     chat = {"model": "alpha", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
-    streams = {
-        "/v1/chat/completions": b"data: {",
-        "/v1/completions": b"data: {",
-        "/v1/messages": b"event: error\ndata: {",
-        "/completion": b"data: {",
-        "/api/chat": b'{"error":',
-    }
     said: dict[tuple[str, bool], list[Message]] = {}
 
     async def ask(path: str, is_streamed: bool) -> None:
-        body = [json.dumps({**chat, "prompt": "Hi", "input": "Hi", "stream": is_streamed}).encode()]
         answer = said[path, is_streamed] = []
-
-        async def hear() -> Message:
-            if not body:
-                await trio.sleep_forever()
-            return {"type": "http.request", "body": body.pop()}
-
-        async def write(message: Message) -> None:
-            answer.append(message)
-
-        await app(
-            {"type": "http", "method": "POST", "path": path, "headers": headers, "query_string": b""}, hear, write
-        )
+        await post(app, path, {**chat, "prompt": "Hi", "input": "Hi", "stream": is_streamed}, answer)
 
     others = children(os.getpid())
     async with open_models(config, LoadProgress()) as models:
         app = build_app(gateway := Gateway.of(models, config))
         async with trio.open_nursery() as nursery:
-            for path in (*streams, "/v1/responses", "/v1/embeddings", "/tokenize"):
+            for path in (*STREAM_ERRORS, "/v1/responses", "/v1/embeddings", "/tokenize"):
                 nursery.start_soon(ask, path, False)
-            for path in streams:
+            for path in STREAM_ERRORS:
                 nursery.start_soon(ask, path, True)
             while not (pids := children(os.getpid()) - others):
                 await trio.lowlevel.checkpoint()
@@ -827,10 +815,25 @@ async def test_what_waits_for_a_load_when_the_server_stops_is_told_so_in_its_own
         assert b"the server is stopping" in last
         assert not parts[-1]["more_body"]
         assert start["status"] == (200 if is_streamed else 503)
-        assert last.startswith(streams[path] if is_streamed else b"{")
+        assert last.startswith(STREAM_ERRORS[path] if is_streamed else b"{")
     ends = [record.getMessage() for record in caplog.records if "event=http.request" in record.getMessage()]
     assert len(ends) == len(said)
     assert all(" code=E_RUNTIME_SHUTDOWN " in end for end in ends)
+
+
+async def test_requests_of_other_keys_that_wait_for_a_load_are_told_apart_and_not_by_their_ids(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UMA_MODELS", str(folder))
+    config = RuntimeConfig(models="alpha", threads=1)
+    bodies, parsing = BodyBudget.of(10**6), trio.CapacityLimiter(1)
+    waits = tuple(LoadWait(id, "alpha").as_request(LoadState(0)) for id in "ab")
+    async with open_models(config, LoadProgress()) as models:
+        gateway, scope = Gateway.of(models, config), {"type": "http", "headers": []}
+        http = Exchange(scope, trio.sleep_forever, trio.sleep, "id", 10**6, 10.0, parsing, bodies)  # type: ignore[arg-type]
+        http.account = ClientAccount("ada")
+        shown = {each.id for each in gateway.shown(Activity((), 0, 2, 0, waits), http).waiting}
+    assert (len(shown), shown & {"a", "b"}) == (2, set())
 
 
 async def test_a_load_that_says_the_same_again_stands_still(mock_clock: trio.testing.MockClock) -> None:

@@ -369,7 +369,8 @@ class Gateway:
         every, aliases = (*activity.running, *activity.waiting), dict[str, str]()
         for each in every:
             is_own = self.is_of(each.id, http.owner) or self.is_of(PART.sub("", each.id), http.owner)
-            aliases.setdefault(each.id, each.id if is_own else f"other-{each.number}")
+            # What waits for a load has no number yet.
+            aliases.setdefault(each.id, each.id if is_own else f"other-{each.number or f'load-{len(aliases)}'}")
 
         def shown(request: RunningRequest) -> RunningRequest:
             id, behind = aliases[request.id], aliases.get(request.behind, "")

@@ -210,7 +210,7 @@ class ServedModel:
 
     async def _loaded(self, id: str) -> Client | None:
         """The session with its process, once it is loaded; None where another has its place."""
-        if id:
+        if id and self.client is None:  # else the queue of its process is the one that counts
             self.loader.check_queue(self)
         wait = LoadWait(id, self.file.name)
         self.waits.append(wait)

@@ -297,8 +297,8 @@ class LoadedModels(Models):
 
     @property
     def _every(self) -> list[ServedModel]:
-        """All that can have a process."""
-        return [*self._known.values(), *self._replaced.values()]
+        """All that can have a process, those that are asked by their names last."""
+        return [*self._replaced.values(), *self._known.values()]
 
     def succeed(self, model: ServedModel) -> ServedModel:
         """See `model.ModelLoader`."""
