@@ -153,6 +153,7 @@ def test_a_bad_prompt_costs_the_others_nothing(llm: LLM) -> None:
         (lambda llm: LLM(n_contx=512), r"LLM.* 'n_contx'; did you mean n_ctx\?"),
         (lambda llm: LLM(max_model_len=512), r"'max_model_len'; did you mean n_ctx\?"),
         (lambda llm: LLM(use_tqdm=False), "'use_tqdm'; llm.generate and llm.chat have progress=False"),
+        (lambda llm: llm.generate("x", **kept({"timeout": 3})), r"'timeout'; `await llm.agenerate\(…\)` in asyncio"),
         (lambda llm: LLM(gpu_memory_utilization=0.9), "'gpu_memory_utilization'; n_gpu_layers and n_ctx"),
         (lambda llm: LLM(tensor_parallel_size=2), "'tensor_parallel_size'; a model is divided among all GPUs"),
         (lambda llm: LLM(verbose=True), "'verbose'; .*logging"),
