@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from subprocess import PIPE
+from subprocess import PIPE, run
 from typing import Any
 
 import pytest
@@ -462,11 +462,44 @@ def test_one_row_that_failed_is_told_as_one(batch: Callable[..., Any], rows: Cal
 def test_fields_that_had_no_effect_are_named_once_for_all_rows(
     batch: Callable[..., Any], rows: Callable[..., Path]
 ) -> None:
-    asked = [{"prompt": "a", **SHORT, "temprature": 1}, {"prompt": "b", **SHORT, "temprature": 1, "category": "c"}]
+    asked = [{"prompt": "a", **SHORT, "temper": 1}, {"prompt": "b", **SHORT, "temper": 1, "category": "c"}]
     told = batch(str(rows(asked)))
     assert told.returncode == 0
-    assert "no effect: temprature (2 rows; did you mean temperature?), category (1 row)\n" in told.stderr
+    assert "no effect: temper (2 rows; did you mean temperature?), category (1 row)\n" in told.stderr
     assert "no effect" not in batch(str(rows(lines(2))), "--restart").stderr
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ({"mesages": []}, "row 2: mesages: expected a prompt, messages, or url and body; did you mean messages?"),
+        (
+            {"prompt": "b", "max_token": 1},
+            "row 2: max_token: no field of /v1/chat/completions; did you mean max_tokens?",
+        ),
+        (
+            {"url": URL, "body": {"messages": [], "temprature": 1}},
+            "row 2: body.temprature: no field of /v1/chat/completions; did you mean temperature?",
+        ),
+        ({"url": "/v1/embeddings", "body": {"dimension": 8}}, "no field of /v1/embeddings; did you mean dimensions?"),
+    ],
+)
+def test_a_misspelt_field_is_refused_before_a_model_is_loaded(
+    batch: Callable[..., Any], rows: Callable[..., Path], row: Any, why: str, tmp_path: Path
+) -> None:
+    file = rows([{"prompt": "a", **SHORT}, row])
+    told = batch(str(file), "--local", "--model", "/none.gguf")
+    assert (told.returncode, why in told.stderr) == (2, True)
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_rows_on_standard_input_that_is_a_file_are_judged_and_all_run(server: ServerProcess, tmp_path: Path) -> None:
+    (tmp_path / "in").write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
+    more = ("-o", str(tmp_path / "out"), "--template", "{prompt}", "--max-tokens", "2")
+    with (tmp_path / "in").open("rb") as file:
+        command = uma_command("batch", "--socket", str(server.socket), "-", *more)
+        run(command, stdin=file, env=clean_environ(), timeout=PATIENCE_SEC, check=True)
+    assert (tmp_path / "out").read_bytes().count(b"\n") == 2
 
 
 def test_what_is_wrong_with_a_row_is_told_with_what_helps(batch: Callable[..., Any], rows: Callable[..., Path]) -> None:

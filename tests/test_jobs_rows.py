@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from uma.http.jobs import FIELDS
 from uma.jobs import BadInput, BadRow, JobRow, RowForm, count_rows, read_rows
 from uma.jobs.rows import MAX_ROW_BYTES, PATHS, filled
 from uma.jobs.runner import together, work_of
@@ -136,6 +137,28 @@ def test_a_template_takes_columns_and_nothing_else_of_the_row() -> None:
 def test_a_row_that_can_be_no_request_says_why(line: Any, why: str) -> None:
     with pytest.raises(BadRow, match=why):
         asked(line)
+
+
+OF_OTHERS = {
+    CHAT: "store prediction verbosity web_search_options metadata prompt_cache_key safety_identifier service_tier user "
+    "top_a models provider enable_thinking stop_token_ids topic title label",
+    "/v1/responses": "max_tool_calls stream_options prompt_cache_retention verbosity context_management",
+    "/v1/messages": "speed cache_control container inference_geo mcp_servers metadata betas",
+    "/v1/embeddings": "input_type truncate_prompt_tokens user task",
+}
+"""Fields that other servers have, and columns of tables: none of them is one of UMA's, misspelt."""
+
+
+def test_a_misspelt_name_is_no_request_and_another_server_s_field_is_left_to_the_endpoint() -> None:
+    assert set(FIELDS) >= PATHS
+    for url, names in OF_OTHERS.items():
+        body: dict[str, Any] = {"model": "m"} | dict.fromkeys(names.split(), 1)
+        assert asked({"url": url, "body": body}, fields=FIELDS)[1] == body
+    with pytest.raises(BadRow, match=r"body\.tempature: no field of /v1/responses; did you mean temperature\?"):
+        asked({"url": "/v1/responses", "body": {"tempature": 1}}, fields=FIELDS)
+    with pytest.raises(BadRow, match=r"promt: expected a prompt, .*; did you mean prompt\?"):
+        asked({"promt": "a"})
+    assert asked({"text": "a", "mesages": 1}, template="{text}", fields=FIELDS), "a template's columns are its own"
 
 
 def test_the_result_of_a_row_that_can_be_no_request_has_the_row_s_own_id() -> None:

@@ -27,7 +27,7 @@ from uma.cli.trio_run import Interrupts, run
 from uma.client import Client, ModelsThere, connect
 from uma.config import ANY_NAME, Loaded
 from uma.errors import ConfigError
-from uma.http.jobs import ask_of
+from uma.http.jobs import FIELDS, ask_of
 from uma.http.openai_chat import ChatBody
 from uma.jobs import (
     BadInput,
@@ -42,7 +42,7 @@ from uma.jobs import (
     has_columns,
     in_flight,
     judge,
-    judge_template,
+    judge_rows,
     model_of,
     read_rows,
 )
@@ -70,13 +70,16 @@ def main(options: argparse.Namespace) -> int:
         schema=json_object(options.schema) if options.schema else None,
         is_raw=options.raw,
         defaults=_defaults(options, loaded),
+        fields=FIELDS,
     )
     with _opened(options.input) as file:
         if options.output.exists() and os.path.samestat(os.fstat(file.fileno()), options.output.stat()):
             raise ConfigError(f"-o: {options.output} is the input, which results would overwrite; name another file")
-        if form.template is not None and file.seekable():
-            with _opened(options.input) as first:
-                judge_template(form, read_rows(first, is_csv=_is_csv(options)))
+        if file.seekable():
+            start = file.tell()
+            with closing(read_rows(file, is_csv=_is_csv(options))) as first:
+                judge_rows(form, first)
+            file.seek(start)
         if not (options.restart or options.only_failed):
             judge(options.output, {"version": 1, **_settings(form, options)})
         return run(partial(_batch, options, loaded, form, file))

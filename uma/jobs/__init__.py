@@ -14,7 +14,7 @@ from uma.jobs.rows import (
     RowRequest,
     count_rows,
     has_columns,
-    judge_template,
+    judge_rows,
     read_rows,
 )
 from uma.jobs.runner import Runner, in_flight
@@ -41,7 +41,7 @@ __all__ = [
     "has_columns",
     "in_flight",
     "judge",
-    "judge_template",
+    "judge_rows",
     "model_of",
     "read_rows",
 ]

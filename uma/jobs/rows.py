@@ -13,8 +13,9 @@ import io
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from itertools import islice, zip_longest
 from typing import IO, Any
 
@@ -47,6 +48,9 @@ GZIP = b"\x1f\x8b"
 NO_GZIP = "gzip is not supported over HTTP; send the rows uncompressed, or give the file to `uma batch`"
 JUDGED_ROWS = 100
 """Rows that are looked at before a model is loaded for all."""
+MISSPELT = 0.9
+"""Similarity, as `difflib` has it, from which on a name that is not known is a known one misspelt: of `temprature`, not
+of another API's `speed` or `top_a`."""
 MAX_IDS = 250_000
 """Maximum rows whose `custom_id` no later row can have again: some 25 MB, five times what OpenAI takes in a file."""
 _HOLE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
@@ -63,6 +67,10 @@ class BadRow(ValueError):
 
     custom_id: str | None = None
     """The row's own, where that much of it can be read."""
+
+
+class Misspelt(BadRow):
+    """A row with a field that is nearly one which its endpoint has."""
 
 
 class OtherEndpoint(BadRow):
@@ -123,6 +131,8 @@ class RowForm:
     """The one that every row must name; None: any of `PATHS`."""
     defaults: Mapping[str, Any] = attrs.field(factory=dict)
     """Fields of a body that generates, where the row has none of that name; every body has the model and the lane."""
+    fields: Mapping[str, Collection[str]] = attrs.field(factory=dict)
+    """Names of each endpoint's fields, of which none can be misspelt; others than these are the endpoint's to judge."""
 
     def asked(self, row: JobRow) -> RowRequest:
         """The request that `row` is. Raises `BadRow`."""
@@ -142,6 +152,7 @@ class RowForm:
             return self._ready(fields, row)
         custom_id = fields.get("custom_id", fields.get("id"))
         path, body = self._filled(fields) if self.template is not None else self._plain(fields)
+        _check_names(body, self.fields.get(path, ()), f"no field of {path}")
         return RowRequest(path, self._with_defaults(path, body), _id(custom_id, row))
 
     def _ready(self, fields: Mapping[str, Any], row: JobRow) -> RowRequest:
@@ -157,6 +168,7 @@ class RowForm:
             raise BadRow(f"body: expected a JSON object, not {_shown(body)}")
         if fields.get("method", "POST") != "POST":
             raise BadRow(f"method: expected POST, not {_shown(fields['method'])}")
+        _check_names(body, self.fields.get(path, ()), f"no field of {path}", "body.")
         return RowRequest(path, self._with_defaults(path, body), _id(fields.get("custom_id"), row))
 
     def _filled(self, fields: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -174,10 +186,10 @@ class RowForm:
         if "prompt" in fields and not isinstance(fields["prompt"], str):
             raise BadRow(f"prompt: expected a text, not {_shown(fields['prompt'])}")
         if "prompt" not in fields:
-            raise BadRow(
-                "expected a prompt, messages, or url and body; the row has "
-                f"{', '.join(sorted(map(str, fields)))[:200] or 'nothing'} (--template makes a prompt of columns)"
-            )
+            why = "expected a prompt, messages, or url and body"
+            _check_names(fields, ("prompt", "messages"), why)
+            has = ", ".join(sorted(map(str, fields)))[:200] or "nothing"
+            raise BadRow(f"{why}; the row has {has} (--template makes a prompt of columns)")
         return self._prompted(fields["prompt"], rest)
 
     def _prompted(self, prompt: str, rest: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -226,22 +238,32 @@ def has_columns(template: str) -> bool:
     return any(found[1] is not None for found in _HOLE.finditer(template))
 
 
-def judge_template(form: RowForm, rows: Iterable[JobRow]) -> None:
-    """Raise `ConfigError` where a template fits none of the first rows: it would fit none behind them either."""
-    why = ""
+def judge_rows(form: RowForm, rows: Iterable[JobRow]) -> None:
+    """Raise `ConfigError` where one of the first rows has a misspelt field, or a template fits none of them: it would
+    fit none behind them either.
+    """
+    faults, count = list[str](), 0
     with suppress(BadInput):  # told with the results of the rows before
-        for row in islice(rows, JUDGED_ROWS):
+        for count, row in enumerate(islice(rows, JUDGED_ROWS), 1):
             try:
                 form.asked(row)
+            except Misspelt as error:
+                raise ConfigError(f"row {count:,}: {error}") from None
             except BadRow as error:
-                why = why or str(error)
-            else:
-                return
-    if why.startswith("--template"):
-        raise ConfigError(why)
+                faults.append(str(error))
+    if faults[:1] and len(faults) == count and faults[0].startswith("--template"):
+        raise ConfigError(faults[0])
 
 
-def read_rows(file: IO[bytes], *, is_csv: bool = False, takes_gzip: bool = True) -> Iterator[JobRow]:
+def _check_names(given: Mapping[str, Any], known: Collection[str], why: str, place: str = "") -> None:
+    """Raise `Misspelt` for a name that is nearly a known one, which is not there beside it."""
+    for name in islice((name for name in given if name not in known), len(known)):
+        near = next(iter(get_close_matches(name, known, n=1, cutoff=MISSPELT)), name)
+        if near not in given:
+            raise Misspelt(f"{place}{name}: {why}; did you mean {near}?")
+
+
+def read_rows(file: IO[bytes], *, is_csv: bool = False, takes_gzip: bool = True) -> Generator[JobRow, None, None]:
     """The rows of `file`, which can be compressed where it `takes_gzip`. Blocks where the file does. Raises `BadInput`
     and `OSError`.
     """
