@@ -144,7 +144,7 @@ def test_help_fits_the_terminal(columns: str, monkeypatch: pytest.MonkeyPatch) -
         (["genrate", "hello"], "no such command: genrate; did you mean generate?"),
         (
             ["zzz"],
-            "no such command: zzz; there are run, ps, explain, history, top, trace, pin, unpin, pause, resume, ",
+            "no such command: zzz; there are run, ps, explain, history, top, trace, load, unload, pin, unpin, pause, ",
         ),
         (["--modles"], "unknown option --modles"),
         (

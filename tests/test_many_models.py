@@ -380,15 +380,25 @@ async def test_a_session_loads_unloads_and_pins_models_and_lists_them(serve_mode
         with pytest.raises(BadRequest, match="did you mean gamma-one"):
             await client.load("gama-one")
     until(lambda: statuses(server)["beta"], lambda status: status == "unloaded")
-    done = run_to_end(*uma_command("pin", "gamma", "--socket", str(path)))
-    assert (done.returncode, done.stdout) == (
-        0,
-        "gamma-one is loaded and stays; `uma unpin gamma-one` takes that back\n",
-    )
-    done = run_to_end(*uma_command("unpin", "gamma", "--socket", str(path)))
-    assert (done.returncode, done.stdout) == (0, "gamma-one can leave again\n")
-    done = run_to_end(*uma_command("unpin", "gamma", "--socket", str(path)))
-    assert (done.returncode, done.stdout) == (0, "nothing changes: gamma-one was not pinned\n")
+
+
+def test_commands_load_unload_and_pin_a_model(serve_models: ServeModels) -> None:
+    server = serve_models("--models", ",".join(NAMES))
+
+    def said(*arguments: str) -> tuple[int, str]:
+        done = run_to_end(*uma_command(*arguments, "--socket", str(server.process.socket)))
+        return done.returncode, done.stdout
+
+    assert said("load", "beta") == (0, "beta is loaded; `uma pin beta` has it stay\n")
+    assert statuses(server)["beta"] == "loaded"
+    assert said("load", "beta") == (0, "nothing changes: beta was loaded already\n")
+    assert said("unload", "beta") == (0, "beta leaves\n")
+    assert said("unload", "alpha") == (0, "nothing changes: alpha was not loaded\n")
+    assert (said("load", "gama-one")[0], said("unload", "gama-one")[0]) == (2, 2)
+    assert said("pin", "gamma") == (0, "gamma-one is loaded and stays; `uma unpin gamma-one` takes that back\n")
+    assert said("unload", "gamma")[0] == 1  # it is pinned
+    assert said("unpin", "gamma") == (0, "gamma-one can leave again\n")
+    assert said("unpin", "gamma") == (0, "nothing changes: gamma-one was not pinned\n")
 
 
 def test_a_command_on_a_named_socket_has_the_server_s_answer_for_every_name(folder: Path) -> None:

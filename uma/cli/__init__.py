@@ -19,7 +19,7 @@ UNUSABLE = 2
 TERMINAL_GONE = 129
 INTERRUPTED = 130
 PIPE_CLOSED = 141
-MODULES = dict.fromkeys(("pin", "unpin", "pause", "resume"), "steer")
+MODULES = dict.fromkeys(("load", "unload", "pin", "unpin", "pause", "resume"), "steer")
 """Modules of commands that have none of their own name."""
 
 

@@ -71,7 +71,7 @@ class Command:
 GROUPS = {
     "talk": ("chat", "generate", "launch"),
     "serve": ("run", "gateway", "worker", "engine-zmq"),
-    "models": ("models", "pull", "rm", "pin", "unpin"),
+    "models": ("models", "pull", "rm", "load", "unload", "pin", "unpin"),
     "jobs": ("batch", "embed", "decide"),
     "look": ("ps", "top", "explain", "history", "trace", "doctor", "config"),
     "operate": ("pause", "resume", "stop", "service", "key", "contract", "schema"),
@@ -621,6 +621,22 @@ COMMANDS: tuple[Command, ...] = (
         "Write what the threads of the server do within some seconds, batch by batch, as JSON in Chrome's trace event "
         "format, for https://ui.perfetto.dev. For the user that the server runs as, and root. SIGUSR2 does the same.",
         " OUT",
+    ),
+    Command(
+        "load",
+        "have a model loaded, of a server that has several",
+        _describe_pin,
+        "Load one of the models of uma run --models before a request needs it, and wait for that. It leaves as others "
+        "do: once it is idle for as long as it is kept, or its memory is needed.",
+        " NAME",
+    ),
+    Command(
+        "unload",
+        "have a model leave memory, of a server that has several",
+        _describe_pin,
+        "Have a model end once its requests have ended, without waiting for that; the next request loads it again. One "
+        "that is pinned stays: uma unpin comes first. For the user that the server runs as, and root.",
+        " NAME",
     ),
     Command(
         "pin",

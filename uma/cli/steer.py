@@ -1,8 +1,10 @@
-"""`uma pin`, `unpin`, `pause` and `resume`: what a server that runs keeps in memory, and whether it computes."""
+"""The commands that change what a running server keeps in memory, and whether it computes: `uma pin` and the like."""
 
 from __future__ import annotations
 
 import argparse
+
+import attrs
 
 from uma.cli import say, words
 from uma.cli.options import load_settings
@@ -10,7 +12,7 @@ from uma.cli.source import asking
 from uma.cli.table import print_wrapped
 from uma.cli.trio_run import Interrupts, run
 from uma.client import Client
-from uma.types import MAX_PAUSE_SEC
+from uma.types import MAX_PAUSE_SEC, LoadState
 
 
 def main(options: argparse.Namespace) -> int:
@@ -19,8 +21,8 @@ def main(options: argparse.Namespace) -> int:
 
     async def steer(_: Interrupts) -> int:
         async with asking(path) as client:
-            if options.command in ("pin", "unpin"):
-                told = await _pin(client, options.name, is_pinned=options.command == "pin")
+            if options.command not in ("pause", "resume"):
+                told = await _of_model(client, options.command, options.name)
             else:
                 seconds = options.seconds if options.command == "pause" else 0.0
                 was_paused = (await client.metrics()).get("paused_sec", 0) > 0
@@ -40,18 +42,32 @@ def _paused(seconds: float) -> str:
     return f"computes nothing {span}; `uma resume` has it go on" if seconds else "goes on"
 
 
-async def _pin(client: Client, name: str, *, is_pinned: bool) -> str:
-    """Pin a model, or take that back; what that means."""
+async def _of_model(client: Client, command: str, name: str) -> str:
+    """Load, unload, pin or unpin a model; what that means."""
+
+    def tell(load: LoadState) -> None:
+        say.passing(f"{name}: {words.bar(load)}")
+
+    before = {model.name: model for model in await client.models()}
     try:
-        pinned = {model.name for model in await client.models() if model.is_pinned}
-        model = await client.pin(
-            name,
-            is_pinned=is_pinned,
-            on_loading=lambda load: say.passing(f"{name}: {words.bar(load)}"),
-        )
+        if command == "load":
+            model = await client.load(name, on_loading=tell)
+        elif command == "unload":
+            model = await client.unload(name)
+        else:
+            model = await client.pin(name, is_pinned=command == "pin", on_loading=tell)
     finally:
         say.passing()
-    if not is_pinned and model.name not in pinned:
-        return f"nothing changes: {model.name} was not pinned"
-    what = f"is loaded and stays; `uma unpin {model.name}` takes that back" if is_pinned else "can leave again"
-    return f"{model.name} {what}"
+    was = before.get(model.name, attrs.evolve(model, state="unloaded", is_pinned=False))
+    if command == "load":
+        if was.state == "loaded":
+            return f"nothing changes: {model.name} was loaded already"
+        return f"{model.name} is loaded; `uma pin {model.name}` has it stay"
+    if command == "unload":
+        if model.state == "unloaded":
+            return f"nothing changes: {model.name} was not loaded"
+        busy = "its load has" if model.state == "loading" else "its requests have" if model.running else ""
+        return f"{model.name} leaves" + (f" once {busy} ended" if busy else "")
+    if command == "pin":
+        return f"{model.name} is loaded and stays; `uma unpin {model.name}` takes that back"
+    return f"{model.name} can leave again" if was.is_pinned else f"nothing changes: {model.name} was not pinned"
