@@ -128,9 +128,7 @@ def cpu_quota(root: Path = ROOT) -> float:
 
 
 def quota_use(root: Path = ROOT) -> QuotaUse | None:
-    """What all processes under the tightest quota on this one have used of it; None without a quota, or where it is
-    unknown.
-    """
+    """What all processes under the tightest quota on this one have used of it; None without a quota, or unknown."""
     bounding = min(groups(root, "cpu"), key=Group.cpu_quota, default=None)
     if bounding is None or bounding.cpu_quota() == math.inf:
         return None

@@ -79,9 +79,7 @@ class Child:
         self._is_closed = False
 
     def start(self) -> None:
-        """Start the process if there is none. Does not wait for it. Raises `OSError` where that is impossible, and
-        `ChildClosedError`.
-        """
+        """Start the process if there is none, without waiting for it. Raises `OSError`, and `ChildClosedError`."""
         if self._process is not None:
             return
         if self._is_closed:

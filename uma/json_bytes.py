@@ -64,9 +64,7 @@ def outside_strings(data: bytes) -> Iterator[bytes]:
 
 
 def _checked(value: Any) -> Any:
-    """`value` itself. Raises `orjson.JSONEncodeError` for integers beyond 64 bits, halves of characters, and what is
-    nested too deeply.
-    """
+    """`value` itself. Raises `orjson.JSONEncodeError` where `dumps` cannot write it."""
     dumps(value)
     return value
 

@@ -1,6 +1,4 @@
-"""The models of a server that has several, for another process: a session with each that is asked, and one for the
-rest.
-"""
+"""The models of a server that has several, for another process: one session for each model, one for the rest."""
 
 from __future__ import annotations
 

@@ -260,9 +260,7 @@ class Engine:
         self._requests.refused(request, spent.so_far_ms, why.code if isinstance(why, UmaError) else "")
 
     async def _prompt(self, sent: Request, spent: Preparing) -> tuple[Cut, Request, PicturePrompt]:
-        """What is asked of what was sent, without the turns that do not fit; what the template is given of that; the
-        prompt.
-        """
+        """What is asked, without the turns that do not fit; what the template is given of that; the prompt."""
         request = await self._prompts.rewritten(self._chat.prepared, sent)
         self._gate.check_queue(request.priority)
         prompt = await self._read(request, sent)

@@ -92,8 +92,7 @@ class Rules:
     process_bytes: int = 64 * 2**20
     """Memory of a process beside weights and context: Python, llama.cpp, its buffers for computing."""
     vocabulary_bytes: int = 900
-    """Memory of a token of the vocabulary: some 600 in tables of llama.cpp and of grammars, and a logit in each row of
-    a large batch."""
+    """Memory of a token of the vocabulary: some 600 in tables, and a logit in each row of a large batch."""
     float_bytes: int = 4
     """Bytes of a logit, and of a score of plain attention, which keeps those of a whole ubatch in each head."""
     mask_bytes: int = 2
@@ -435,9 +434,7 @@ def reproducible_params(shape: Shape, config: RuntimeConfig, n_ctx: int, free_by
 
 
 def draft_params(model: Model, target: Context, config: RuntimeConfig, free_bytes: int) -> ContextParams:
-    """The context of a draft model, for the sequences of `target`, in a quarter of `free_bytes`. Raises `ConfigError`
-    where it cannot draft.
-    """
+    """A draft model's context for the sequences of `target`, in a quarter of `free_bytes`, or a `ConfigError`."""
     shape = model.shape
     if not shape.is_causal or shape.has_states:
         kind = f"a {shape.memory} model, whose state cannot be cut behind a draft" if shape.is_causal else "an encoder"
@@ -534,9 +531,7 @@ def max_text_tokens(context: Context) -> int:
 
 
 def max_reproducible_tokens(context: Context, config: RuntimeConfig, free_bytes: int) -> int:
-    """Maximum tokens of one request that is computed apart from all others, by the memory that is left; 0 for a model
-    that does not generate.
-    """
+    """Maximum tokens of a reproducible request, by the memory that is left; 0 for a model that does not generate."""
     if not context.model.is_causal:
         return 0
     affordable = free_bytes // RULES.pool_share // _cell_bytes(context.model.shape, config)
@@ -664,9 +659,7 @@ def cache_ram_bytes(config: RuntimeConfig, free_bytes: int) -> int:
 
 
 def free_kv_bytes(config: RuntimeConfig) -> int:
-    """Free memory where the KV is: on the GPUs, or in the machine; the smaller of both where each has a part of the
-    layers.
-    """
+    """Free memory where the KV is: on the GPUs, in the machine, or the smaller of both where each has layers."""
     if not _keeps_kv_on_gpu(config):
         return free_memory_bytes()
     on_gpus = sum(gpu.free_bytes for gpu in devices.gpus())
@@ -692,9 +685,7 @@ def _computes_on_gpu(config: RuntimeConfig) -> bool:
 
 
 def free_memory_bytes(root: Path = cgroup.ROOT) -> int:
-    """Memory available without swapping, within the limits of this process's control groups; half of the machine's
-    where the system does not say.
-    """
+    """Memory left to this process's control groups without swapping; where the system does not say, half of all."""
     return int(min(_machine_free_bytes(root / "proc" / "meminfo"), cgroup.memory_left_bytes(root)))
 
 

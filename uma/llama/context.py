@@ -68,9 +68,7 @@ DONE, NO_ROOM, ABORTED, INVALID_BATCH = 0, 1, 2, -1
 
 @attrs.frozen(kw_only=True)
 class ContextParams:
-    """How a context is made. The names and meanings are those of `RuntimeConfig`; what llama.cpp made of them is read
-    from the `Context`.
-    """
+    """How a context is made, in the names of `RuntimeConfig`; what llama.cpp made of it the `Context` tells."""
 
     n_ctx: int = 0
     """KV cells of all sequences together; 0: as many as the model was trained for."""
@@ -113,9 +111,7 @@ class ContextParams:
         return _rounded(self.n_ctx if self.kv_unified else self.n_ctx // self.n_seq_max)
 
     def window_cells(self, window_tokens: int) -> int:
-        """Cells of layers with a window of so many tokens: with small ones, what each sequence attends to and a batch
-        adds.
-        """
+        """Cells of layers with a window of so many tokens; small ones have what a sequence sees, and a batch."""
         needed = window_tokens * (self.n_seq_max if self.kv_unified else 1) + min(self.n_ubatch, self.n_batch)
         in_buffer = self.n_ctx_seq if self.swa_full else min(self.n_ctx_seq, _rounded(needed))
         return in_buffer * (1 if self.kv_unified else self.n_seq_max)

@@ -60,8 +60,7 @@ llguidance's own four sets take twice as long to make (1.3 s, not 0.7).
 
 _BITS = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0, -np.inf)
 _ADDENDS = _BITS.astype(np.float32)
-"""Addends for each byte of a bitmask: what is added to the logits of its eight tokens: 0 where allowed, else minus
-infinity."""
+"""Addends for each byte of a bitmask, of the logits of eight tokens: 0 where allowed, else minus infinity."""
 
 
 _BEFORE_TEXT = ("", "\n", "\x01")
@@ -240,9 +239,7 @@ class GrammarCompiler:
         """Held while a grammar is compiled again: one at a time, as each takes a core."""
 
     def kept(self, key: str) -> GrammarState | None:
-        """A state at the beginning of the grammar of a `key_of` if that was compiled lately: then `compile` need not be
-        waited for.
-        """
+        """A state at the beginning of a `key_of`'s grammar, if compiled lately: then `compile` is not waited for."""
         with self._lock:
             return self._state(key) if key in self._kept else None
 

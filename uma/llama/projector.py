@@ -83,9 +83,7 @@ class TextPiece:
 
 
 class Picture:
-    """A piece of a prompt that is a picture or a sound, or a part of one. It can be used from any thread, one at a
-    time.
-    """
+    """A piece of a prompt that is a picture or a sound, or a part of one. Any thread, one at a time."""
 
     def __init__(self, handle: int) -> None:
         """Own a copy of a chunk that belongs to libmtmd."""
@@ -119,9 +117,7 @@ class Projector(Closing):
     def __init__(
         self, path: Path, model: Model, *, threads: int = 0, uses_gpu: bool = True, is_tried: bool = False
     ) -> None:
-        """Load it beside the model that it is for, in a process that it can end first, unless it `is_tried`. Raises
-        `ModelError`.
-        """
+        """Load it beside its model, tried in a child process first unless it `is_tried`. Raises `ModelError`."""
         self.path = path
         self.model = model
         self._handle: int | None = None
@@ -221,9 +217,7 @@ class Projector(Closing):
         return True
 
     def _has_come_to(self, _node: int, is_asked: bool, _data: int) -> bool:
-        """Callback of llama.cpp, which asks of a node whether there is to be a break behind it, and in a break whether
-        to go on.
-        """
+        """Callback of llama.cpp: whether there is to be a break behind a node, and in a break whether to go on."""
         if is_asked:
             self._nodes += 1
             return self._nodes % CUT_NODES == 0

@@ -124,9 +124,7 @@ class ChatTemplate:
 
     @cached_property
     def _user_end(self) -> str:
-        """What the template writes behind a message of the user, before it opens an answer; empty where that does not
-        tell the two apart.
-        """
+        """What the template writes behind a user's message, before an answer; empty where that is not told apart."""
         try:
             asked = self._rendered(_QUESTION, (), {}, opens_answer=False)
             opened = self._rendered(_QUESTION, (), {}, opens_answer=True)
@@ -180,9 +178,7 @@ class ChatTemplate:
 
     @cached_property
     def switches(self) -> frozenset[str]:
-        """Names of its `variables` that a request can give: none that every conversation has, and none that it only
-        sets for itself.
-        """
+        """Names of its `variables` that a request can give: not every conversation's, nor what it only sets itself."""
         tree = _tree_of(self.source)
         if tree is None:
             return frozenset()

@@ -21,8 +21,7 @@ from uma.errors import BadRequest
 from uma.types import FillIn
 
 BLOCK = 4000
-"""Half of the maximum length (characters) of a word in a text for a pre-tokenizer of llama.cpp that recurses; see
-`_cuts`."""
+"""Half of the maximum length (characters) of a word for a pre-tokenizer that recurses; see `_cuts`."""
 
 STRETCH = 16_384
 """Minimum length (characters) between two cuts of a text at its special tokens; see `Vocab._special_cuts`."""

@@ -25,8 +25,7 @@ with suppress(ImportError):  # Windows
 from uma.net.wakeup import Wakeup
 
 RECEIVE_BYTES = 65536
-"""Maximum bytes of one read. A batch of 32 token events is about 3 KiB, so a read is nearly always everything there
-is."""
+"""Maximum bytes of one read: a batch of 32 token events, some 3 KiB, nearly always comes whole."""
 FAIR_BYTES = 8192
 """What a peer must read within the time allowed, as long as there is more for it. Also the most that is sent at once,
 since the system counts whole pieces as read."""

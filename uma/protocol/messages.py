@@ -71,9 +71,7 @@ class Hello:
 
 @attrs.frozen
 class Sender:
-    """Whose a request is, where a program asks for clients of its own. Heeded of the user that the server runs as, and
-    root.
-    """
+    """Whose a request is, where a program asks for clients of its own. Heeded of the server's user, and root."""
 
     client: Annotated[str, Length(0, 128)] = ""
     """Tells the program's clients apart: they take turns as sessions do."""

@@ -511,9 +511,7 @@ class ClientSession:
         return self._frames.next_frame()
 
     def event(self, payload: bytes) -> ServerEvent:
-        """The event of a frame, which must be the next. Any thread: one with log probabilities takes long. Raises as
-        `next_event`.
-        """
+        """The event of a frame, the next one. Any thread: log probabilities take long. Raises as `next_event`."""
         event = parse_event(payload)
         if isinstance(event, HelloEvent):
             self.info, self.version = event.info, event.version

@@ -55,8 +55,7 @@ W = TypeVar("W", EmbedRequest, RerankRequest, DecisionRequest)
 A = TypeVar("A", Request, EmbedRequest, RerankRequest, DecisionRequest)
 
 LINGER_SEC = 0.5
-"""After the last event the peer can still be sending. Reading on for a moment spares it a broken pipe before it has
-read why."""
+"""The peer can still be sending after the last event: reading on spares it a broken pipe before it has read why."""
 HANG_UP_CHECK_SEC = 0.5
 """After a client has closed its sending half its socket is readable for ever, so a hang-up has to be looked for."""
 
@@ -417,9 +416,7 @@ class Connection(ABC):
         return self.engine if isinstance(self.engine, Models) else None
 
     async def card(self, model: str | None, *, loads: bool = True) -> ServerInfo:
-        """What the server is, of several models with this one, and with limits as they are for this user. `loads`: see
-        `Models.card`.
-        """
+        """What the server is: this model, the names of all, and this user's limits. `loads`: see `Models.card`."""
         model = self.own_model(model if self.models else None)
         info = self.engine.info if self.models is None else await self.models.card(model, loads=loads)
         if self.account is None:

@@ -35,8 +35,7 @@ CAUSES: Mapping[str, str] = MappingProxyType(
         "rest": "all else: planning, handing over, embeddings",
     }
 )
-"""What a request's time can go to, in the order of its life, in words. Those of `RunningRequest.waits_for` are among
-them."""
+"""What a request's time can go to, in the order of its life. `RunningRequest.waits_for` has some of them."""
 
 WHY_NOT_CACHED: Mapping[str, str] = MappingProxyType(
     {

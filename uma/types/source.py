@@ -203,9 +203,7 @@ class Models(Source):
 
     @abstractmethod
     def download(self, name: str) -> Download:
-        """The download of what `uma pull` takes. Raises `BadRequest` for anything else, and where what comes would not
-        be served.
-        """
+        """The download of what `uma pull` takes. Raises `BadRequest` for what is none, or what would not be served."""
 
     @abstractmethod
     async def remove(self, model: str) -> None:

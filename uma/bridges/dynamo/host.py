@@ -230,9 +230,7 @@ class EngineHost:
         return await found
 
     async def close(self, drain_sec: float) -> None:
-        """Take no more requests, let those running end and be read within `drain_sec`, then end the engine. Can be
-        repeated.
-        """
+        """Take no more requests, let those running end within `drain_sec`, then end the engine. Can be repeated."""
         self._is_draining = True
         if self._running:
             self._idle.clear()

@@ -185,9 +185,7 @@ def read_tokenizer(directory: Path) -> Tokenizer:
 
 
 def check_tokenizer(tokenizer: Tokenizer, reference: Callable[[str], Sequence[int]], what: str) -> None:
-    """Raise `ModelError`, naming the first difference, where `tokenizer`, which is `what`, gives other ids than
-    llama.cpp's.
-    """
+    """Raise `ModelError`, naming the first difference, where `tokenizer` gives other ids than llama.cpp's."""
     specials = [token.content for _, token in sorted(tokenizer.get_added_tokens_decoder().items())]
     between_words = "word".join(["", *(f" {special} a{special}" for special in specials), "."])
     for line in [*PROBE.splitlines(keepends=True), PROBE, between_words, *_words(tokenizer)]:

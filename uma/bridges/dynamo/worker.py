@@ -99,9 +99,7 @@ class Card:
 
 
 def run_worker(config: RuntimeConfig, options: WorkerOptions) -> NoReturn:
-    """Serve until SIGTERM or SIGINT, which Dynamo's runtime answers, and end the process: with exit code 1 where the
-    engine failed.
-    """
+    """Serve until SIGTERM or SIGINT, which Dynamo's runtime answers, and end the process: 1 if the engine failed."""
     for name in ("DYN_TCP_RPC_HOST", "DYN_SYSTEM_HOST", "DYN_EVENT_PLANE_HOST"):
         os.environ.setdefault(name, options.host)
     card, name = _prepare(config, options)

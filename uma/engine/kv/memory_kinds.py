@@ -48,8 +48,7 @@ class Attention:
     def __init__(self, context: Context) -> None:
         self._context = context
         self.is_split = not context.params.kv_unified
-        """Whether each id has a buffer of its own: a batch must hold sequences in the order of their ids then, or be
-        computed in pieces."""
+        """Whether each id has a buffer of its own: a batch in another order than the ids' is computed in pieces."""
         self.total = PLENTY if self.is_split else context.n_ctx
         """Cells that all sequences share; with a buffer for each they never run short."""
         self.max_seq_cells = context.n_ctx_seq

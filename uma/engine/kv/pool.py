@@ -55,8 +55,7 @@ class Holding:
     adapted_from: int = 0
     """First token with which that is so."""
     loading: SnapshotLoad | None = None
-    """What it begins with, until all of that is in its cells: then the tip is its end. No other sequence begins there
-    meanwhile."""
+    """What it begins with, until that is in its cells: then the tip is its end. No other begins there meanwhile."""
 
     @property
     def loading_cells(self) -> int:
@@ -345,9 +344,7 @@ class KvPool:
         return count
 
     def save(self, holding: Holding, now_ms: float) -> Snapshot | None:
-        """A snapshot of what a running sequence has computed: one that is there, or a new one, if it is worth it, fits,
-        and stops no stream.
-        """
+        """A snapshot of what a running sequence has computed, if it is worth it, fits, and stops no stream."""
         tip, tokens = holding.tip, holding.tip.whole()
         if (kept := self.store.covering(tokens)) is not None:
             return kept

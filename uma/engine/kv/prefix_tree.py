@@ -80,8 +80,7 @@ class Node:
         self.worth = 0.0
         """Worth of the checkpoint (`checkpoints.py`)."""
         self.is_reported = False
-        """Whether listeners know of it: where memory can be cut always, else once a sequence can begin here or further
-        behind."""
+        """Whether listeners know of it: where memory can be cut always, else once a sequence can begin behind it."""
 
     @property
     def is_end(self) -> bool:

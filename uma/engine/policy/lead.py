@@ -127,9 +127,7 @@ def longest_piece_ms(lead: float, pace: float, step_ms: float, max_steps: int) -
 
 
 def steps_before(piece_ms: float, lead: float, pace: float, step_ms: float) -> int:
-    """Decode steps before a piece, so that every reader is supplied until after it; at least one. `pace` must be longer
-    than `step_ms`.
-    """
+    """Decode steps, at least one, that supply every reader until after a piece. `pace` is over `step_ms`."""
     wanted_ms = max(TUNING.safety * piece_ms, min(TUNING.comfort * piece_ms, max_lead_ms(pace) - step_ms))
     short_ms = max(0.0, wanted_ms + step_ms - lead)
     return max(1, math.ceil(short_ms / (pace - step_ms)))

@@ -26,9 +26,7 @@ class WorkerCommand:
 
 
 class Commands:
-    """An inbox with many writers and one reader. `take` and `wait` belong to the decode thread, the other methods to
-    any thread.
-    """
+    """An inbox of many writers and one reader, the decode thread; `take` and `wait` are its own."""
 
     __slots__ = ("_commands", "_error", "_wakeup", "is_called")
 

@@ -359,9 +359,7 @@ class DecodeWorker:
         return had_work
 
     def _tick(self, *, is_before_piece: bool = False) -> bool:
-        """Compute what the policy says; False if there was nothing to compute. Before a piece of a picture nothing is
-        read.
-        """
+        """Compute what the policy says; False if there was nothing. Before a piece of a picture nothing is read."""
         began, computing_ms = now_ms(), self._computing_ms
         tick, has_preempted = self._next_tick(began, self._encode_ms if is_before_piece else 0.0)
         if tick.is_empty:

@@ -69,8 +69,7 @@ class BatchOutcome(NamedTuple):
     is_state_lost: bool = False
     """llama.cpp has broken it off: states of its sequences are not known."""
     are_others_lost: bool = False
-    """States of sequences beside it are not known either: of several in a batch llama.cpp moves them together, and with
-    that others."""
+    """States beside the batch are not known either: of several in a batch llama.cpp moves others with them."""
     ends: Mapping[Sequence, int] = MappingProxyType({})
     """The sequences that have logits, with their indices. None where the batch failed."""
 
@@ -266,9 +265,7 @@ class ModelRunner:
         return outcome
 
     def _read_picture(self, sequence: Sequence, count: int, placed: PlacedPicture) -> BatchOutcome:
-        """A picture that is encoded, computed and booked; or so many of its parts as `count` has tokens for, at least
-        one.
-        """
+        """A picture that is encoded, computed and booked; or as many parts as `count` has tokens for, one at least."""
         assert self._projector is not None
         assert sequence.holding is not None
         position, seq_id = sequence.next_position, sequence.holding.seq_id
@@ -439,9 +436,7 @@ class ModelRunner:
                 recorder.span(DECODE, "sample", ended_ms, sampled_ms)
 
     def split_pending(self, work: Work) -> list[Work]:
-        """Work as batches of their own: what is computed together, then each prompt whose logits are wanted,
-        as far as one batch can hold them.
-        """
+        """Work as batches: what is computed together, then each prompt whose logits are wanted, as far as one holds."""
         together = [(sequence, count) for sequence, count in work if not sequence.logprobs_pending]
         alone = [[(sequence, self._piece(sequence, count))] for sequence, count in work if sequence.logprobs_pending]
         return [*self.in_one_ubatch(together), *alone]

@@ -38,8 +38,7 @@ COUPLING = 2.0
 """Exponent per thread. 1 would be threads that are descheduled independently; measured rates fall faster, because a
 thread that comes back has to catch up before the others can go on."""
 WORTH = 1.15
-"""Minimum predicted gain, as a factor, for the number of threads to change: estimates of the load are this
-uncertain."""
+"""Minimum predicted gain, as a factor, for a change of the threads: estimates of the load are this uncertain."""
 HOLD_MS = 500.0
 """Window over which the highest load counts: fewer threads at once, more only when the neighbour stays away."""
 TRY_ALL_MS = 5_000.0
@@ -69,8 +68,7 @@ class CpuSample:
     stolen_ms: float = 0.0
     """Time for which these cores had something to run and the host of a virtual machine did not let them, added up."""
     quota_used_ms: float | None = None
-    """CPU time of all processes that share this one's quota, this one included; None without a quota, or where it is
-    unknown."""
+    """CPU time of all processes that share this one's quota; None without a quota, or where it is unknown."""
     cpus: int | None = None
     """CPUs that `idle_ms` and `stolen_ms` are of: more than `cores` under a quota. None: as many."""
 

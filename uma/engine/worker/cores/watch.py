@@ -123,9 +123,7 @@ class StallWatch:
     """Watches the batches of one context. `begin` and `end` belong to the decode thread."""
 
     def __init__(self, context: Context, *, is_able: bool = True) -> None:
-        """Make a watch. It is able to where an aborted batch can be computed again; else each of its sequences would be
-        read from its last checkpoint.
-        """
+        """Make a watch, able where an aborted batch can be computed again without reading its sequences anew."""
         self._context = context
         self._running: _Running | None = None
         self._lock = threading.Lock()

@@ -26,8 +26,7 @@ from uma.metrics import EngineMetrics
 USUAL = 0.7
 """Probability of a token that is not guessed yet, before any text has shown its own."""
 MEASURE_AGAIN = 2_048
-"""Ticks that ask for the cost of a guess, without one computed, after which it is measured again: the machine can have
-been busy when it was."""
+"""Ticks without a guess after which its cost is measured again: the machine can have been busy."""
 
 
 @attrs.define(eq=False, slots=True)

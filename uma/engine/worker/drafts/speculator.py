@@ -45,9 +45,7 @@ class Drafts(NamedTuple):
 
 
 class Speculator:
-    """Drafts for the decode rows of one engine. `always` verifies every guess in full, whatever it costs: it is there
-    to test and to measure with.
-    """
+    """Drafts for an engine's decode rows. `always` verifies every guess, at any cost: to test and to measure."""
 
     def __init__(
         self,
