@@ -44,6 +44,31 @@ def test_each_line_has_a_line_of_probabilities(server: ServerProcess, tmp_path: 
         assert float(mass) == pytest.approx(min(each["label_mass"] for each in row["answers"].values()), abs=0.01)
 
 
+def test_the_texts_of_csv_are_one_column_and_its_first_line_is_none(
+    server: ServerProcess, tmp_path: Path, decide: RunInProcess, uma_here: RunInProcess
+) -> None:
+    (table := tmp_path / "mails.CSV").write_text('id,text\n1,"Buy,\nnow!"\n2,The meeting is at nine.\n')
+    more = (*ASKED[:2], "--socket", str(server.socket))
+    for done in (
+        decide(str(table), "--column", "text", *more),
+        decide("--column", "text", *more, stdin=table.read_bytes()),
+    ):
+        assert [json.loads(line)["text"] for line in done.stdout.splitlines()] == [
+            "Buy,\nnow!",
+            "The meeting is at nine.",
+        ]
+    refused = decide(str(table), *more)
+    assert (refused.returncode, refused.stdout) == (2, b"")
+    assert b"which column has the texts? It has id, text; name one with --column" in refused.stderr
+    assert b"has no column 'txt', but id, text" in decide(str(table), "--column", "txt", *more).stderr
+    (tmp_path / "one.csv").write_text("text\nBuy now!\n")
+    assert decide(str(tmp_path / "one.csv"), *more).stdout.count(b"\n") == 1, "the only column needs no name"
+    same = [uma_here("embed", *of, *more[2:]).stdout for of in (("--file", str(tmp_path / "one.csv")), ("Buy now!",))]
+    assert same[0] == same[1] != b""
+    (tmp_path / "one.csv").write_text("text,id\nBuy, now!,1\n")
+    assert b"row 1: the row has 3 values" in decide(str(tmp_path / "one.csv"), "--column", "text", *more).stderr
+
+
 def test_a_text_that_cannot_be_asked_about_is_an_error_of_its_own(
     server: ServerProcess, tmp_path: Path, decide: RunInProcess
 ) -> None:

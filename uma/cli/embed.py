@@ -9,6 +9,7 @@ from array import array
 from base64 import b64encode
 from collections.abc import Sequence
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 
 from uma.cli import say
@@ -19,6 +20,7 @@ from uma.cli.terminal import TextOutput
 from uma.cli.trio_run import Interrupts, run
 from uma.config import Loaded
 from uma.errors import BadRequest, ConfigError, PromptTooLarge
+from uma.jobs import read_rows
 from uma.types import Embeddings, EmbedRequest, Priority
 
 BATCH_TEXTS = 256
@@ -31,12 +33,13 @@ def main(options: argparse.Namespace) -> int:
     """The command; its exit code."""
     loaded = quiet(load_settings(options))
     advice = 'give some as arguments, `uma embed "a fox" "a forest"`, or a line each'
-    texts = read_texts(options.texts, options.file, advice)
+    texts = read_texts(options.texts, options.file, advice, options.column)
     return run(partial(_embed_all, options, loaded, texts))
 
 
-def read_texts(arguments: Sequence[str], file: Path | None, advice: str) -> list[str]:
-    """The arguments, each a text, else the lines of the file or of standard input.
+def read_texts(arguments: Sequence[str], file: Path | None, advice: str, column: str | None) -> list[str]:
+    """The arguments, each a text, else the lines of the file or of standard input; of CSV, which a file's name tells or
+    a `column` that is named, the cells of that one.
 
     Raises `ConfigError`, with the `advice` where there is no text; also where one is not UTF-8, or the file cannot be
     read.
@@ -45,7 +48,7 @@ def read_texts(arguments: Sequence[str], file: Path | None, advice: str) -> list
         raise ConfigError(f"--file {file}: texts came as arguments too; give either")
     for argument in filter(_is_file, arguments):
         say.note(f"{argument}: the name of the file is the text; --file {argument} reads what is in it")
-    texts = list(arguments) or _lines(file, advice)
+    texts = list(arguments) or _lines(file, advice, column)
     if not texts:
         raise ConfigError(f"there is no text; {advice}")
     return texts
@@ -58,20 +61,38 @@ def _is_file(text: str) -> bool:
         return False
 
 
-def _lines(file: Path | None, advice: str) -> list[str]:
+def _lines(file: Path | None, advice: str, column: str | None) -> list[str]:
+    where = "standard input" if file is None else str(file)
     if file is None and sys.stdin.isatty():
         say.note("reading texts from the keyboard, a line each; Ctrl-D on a line of its own ends them")
     try:
         data = sys.stdin.buffer.read() if file is None else file.read_bytes()
     except OSError as error:
-        where = "standard input" if file is None else file
         raise ConfigError(f"{where}: {error.strerror}; {advice}") from None
     try:
         lines = data.decode().split("\n")
     except UnicodeDecodeError as error:
-        place = "standard input" if file is None else file
-        raise ConfigError(f"{place}: is not UTF-8 from byte {error.start + 1} on") from None
+        raise ConfigError(f"{where}: is not UTF-8 from byte {error.start + 1} on") from None
+    if column is not None or where.lower().endswith(".csv"):
+        return _cells(data, where, column)
     return [line.removesuffix("\r") for line in (lines if lines[-1] else lines[:-1])]
+
+
+def _cells(data: bytes, where: str, column: str | None) -> list[str]:
+    """The texts of one column, the only one where none is named."""
+    texts = list[str]()
+    for row in read_rows(BytesIO(data), is_csv=True):
+        assert not isinstance(row.data, bytes)
+        names = [*row.data]
+        if row.fault:
+            raise ConfigError(f"{where}: row {row.number + 1:,}: {row.fault}")
+        if column is None and len(names) > 1:
+            raise ConfigError(f"{where}: which column has the texts? It has {', '.join(names)}; name one with --column")
+        column = names[0] if column is None else column
+        if column not in names:
+            raise ConfigError(f"--column: {where} has no column {column!r}, but {', '.join(names)}")
+        texts.append(row.data[column])
+    return texts
 
 
 async def _embed_all(options: argparse.Namespace, loaded: Loaded, texts: list[str], interrupts: Interrupts) -> int:

@@ -85,6 +85,8 @@ COMMON = frozenset(
 
 """Settings and sampling parameters that `--help` tells of, where a command has them; `--help-all` tells of all."""
 
+COLUMN = "the texts are this column of CSV, whose first line has the names"
+
 LEAST_RARE = 3
 """Fewer rare settings than these are in `--help`, too."""
 
@@ -298,6 +300,7 @@ def _describe_generate(parser: argparse.ArgumentParser) -> None:
 def _describe_embed(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("texts", nargs="*", metavar="TEXT", help="a text; without any, each line of input is one")
     add_option(parser, "--file", "FILE", "read the texts from here, a line each", "standard input", type=Path)
+    add_option(parser, "--column", "NAME", COLUMN, "the only one of a .csv file")
     kept = "keep the first figures of each embedding, normalised again"
     add_option(parser, "--dimensions", "N", kept, "all", "1 or more", type=_positive)
     parser.add_argument(
@@ -328,6 +331,7 @@ def _describe_decide(parser: argparse.ArgumentParser) -> None:
     for name, metavar, kind, what in kinds:
         text, read = f"{what}; can be given several times", partial(_question, kind)
         add_option(parser, name, metavar, text, dest="questions", action="append", type=read)
+    add_option(parser, "--column", "NAME", COLUMN, "the only one of a .csv file")
     add_flag(parser, "--table", "a row for each text instead of JSON: the likeliest answers, and how likely they are")
     add_flag(parser, "--reproducible", "the same probabilities to the last bit, whatever else runs")
     _add_priority(parser)
