@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import threading
@@ -360,6 +361,29 @@ async def test_names_that_are_not_here_have_the_folders_looked_at_once(
         for _ in range(2):
             await models.look_again(is_changed=True)
         assert len(looks) == 5
+
+
+async def test_a_model_whose_file_is_gone_is_listed_until_its_last_request_has_ended(
+    monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    with short_directory() as place:
+        for name in ("alpha", "beta"):
+            shutil.copy(folder / f"{name}.gguf", place)
+        others = children(os.getpid())
+        async with opened(place, monkeypatch, models="all") as models:
+            await models.load("beta")
+            async with models.using("alpha"):
+                for name in ("alpha", "beta"):
+                    (place / f"{name}.gguf").unlink()
+                assert "its file is gone" in models.find("alpha").failure
+                await models.look_again(is_changed=True)
+                assert "alpha" not in models.names
+                await until(lambda: len(models.gone()) == 1)  # nothing needs beta
+                (listed,) = models.gone()
+                assert (listed.name, listed.state, listed.running) == ("alpha", "leaving", 1)
+                assert "its file is gone" in listed.failure
+            await until(lambda: not models.gone())
+            await until(lambda: children(os.getpid()) == others)
 
 
 async def test_a_file_that_was_replaced_is_loaded_for_the_next_request_and_a_deleted_one_is_told(

@@ -481,7 +481,8 @@ class JsonConnection(Connection):
             if query.reload:
                 await models.look_again()
             usable = None if self.account is None else self.account.usable(models)
-            return [listed for listed in models.listed() if usable is None or listed.name in usable]
+            every = (*models.listed(), *models.gone())
+            return [listed for listed in every if usable is None or listed.name in usable]
         model = self.own_model(query.model or self._model)
         if not isinstance(query, LoadQuery) or (query.keep_sec or 0) < 0:
             self._check_owner("unload and pin its models")

@@ -144,6 +144,14 @@ class LoadedModels(Models):
     def listed(self) -> Sequence[ListedModel]:
         return [self._listed(file) for file in self.shelf.files]
 
+    def gone(self) -> Sequence[ListedModel]:
+        names = self.names
+        return [
+            self._listed(model.file)
+            for name, model in self._known.items()
+            if model.client is not None and name not in names
+        ]
+
     def find(self, model: str) -> ListedModel:
         return self._listed(self.shelf.named(model))
 
@@ -156,6 +164,8 @@ class LoadedModels(Models):
         failure = model.failures.why
         if failure and model.file_state not in (None, state_of(file.path)):
             failure = ""  # that was of another file
+        if model.client is not None and state_of(file.path) is None:
+            failure = "its file is gone, so it takes no more requests"
         now = trio.current_time()
         if model.card is not None:
             able = model.card.capabilities
@@ -269,9 +279,11 @@ class LoadedModels(Models):
             self._looked_at = trio.current_time()
             if (default := self.shelf.files[0].name) != before:
                 log(_log, logging.WARNING, "model.default_changed", model=default, before=before)
-            for file in self.shelf.files:
-                if file.name in self._known:
-                    self._known[file.name].file = file
+            files = {file.name: file for file in self.shelf.files}
+            for name, model in self._known.items():
+                model.file = files.get(name, model.file)
+                if name not in files or state_of(model.file.path) is None:
+                    model.leave("its file was deleted")
 
     async def _find(self, name: str | None) -> ServedModel:
         """The model of a name. The folders are read again where it is not known, broken, or as the default one gone."""

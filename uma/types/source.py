@@ -141,6 +141,10 @@ class Models(Source):
     def listed(self) -> Sequence[ListedModel]:
         """All of them, the default one first."""
 
+    def gone(self) -> Sequence[ListedModel]:
+        """Models that no request can name any more, as their files are gone, and which still have a process."""
+        return ()
+
     @abstractmethod
     def find(self, model: str) -> ListedModel:
         """The one of this name."""
