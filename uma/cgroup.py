@@ -142,10 +142,7 @@ def quota_use(root: Path = ROOT) -> QuotaUse | None:
 
 @lru_cache(maxsize=8)
 def groups(root: Path, controller: str) -> tuple[Group, ...]:
-    """The groups that bound this process by `controller`, its own first; `root` is where `/proc` and the mounts are.
-
-    Looked up once: limits change while a server runs, its group does not.
-    """
+    """The groups that bound this process by `controller`, its own first: looked up once, as it does not change."""
     proc = root / "proc" / "self"
     return tuple(bounding_groups(_text(proc / "cgroup"), _text(proc / "mountinfo"), controller, root))
 

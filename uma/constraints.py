@@ -233,10 +233,7 @@ _NAMES = {str: "a string", int: "an integer", float: "a number", bool: "true or 
 
 
 def name_of(hint: Any) -> str:
-    """A type as an error message names it: `a string`, `a list of integers`, `one of -1, 0, 1`.
-
-    One that has a string among its annotations has that as its name.
-    """
+    """A type as an error message names it: `a list of integers`, `one of -1, 0, 1`, or a string in its annotations."""
     origin = get_origin(hint)
     if origin is typing.Annotated:
         base, *rest = get_args(hint)

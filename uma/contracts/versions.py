@@ -18,10 +18,7 @@ CONTRACT_VERSIONS = ("1.0",)
 
 
 def negotiate_version(client_version: str, server_versions: Sequence[str] = CONTRACT_VERSIONS) -> str:
-    """The highest of `server_versions` with the client's major, compared as numbers: 1.10 is over 1.9.
-
-    Raises `VersionMismatch` naming both sides' versions.
-    """
+    """The highest of `server_versions` with the client's major: 1.10 is over 1.9. Raises `VersionMismatch`."""
     asked = parse_version(client_version)
     known = {
         version: server_version

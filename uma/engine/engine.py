@@ -451,10 +451,7 @@ class Engine:
         self.worker.yield_memory()
 
     async def end_request(self, number: int) -> bool:
-        """End the request of this `RunningRequest.number`, with all of its answers; its reader gets `Ended`.
-
-        Whether there was one.
-        """
+        """End the request of this `RunningRequest.number`; its reader gets `Ended`. Whether there was one."""
         found = next((sequence for sequence in self._requests.open if sequence.key == number), None)
         if found is None or found.status is Status.ENDED:
             return False

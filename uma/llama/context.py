@@ -336,10 +336,7 @@ class Context(Closing):
         return view
 
     def embedding(self, seq: int) -> npt.NDArray[np.float32]:
-        """A copy of what the last batch's tokens of a sequence were pooled to: an embedding, or scores with `rank`.
-
-        Raises `ValueError` where the batch had none of its tokens.
-        """
+        """A copy of what a sequence's tokens in the last batch were pooled to. Raises `ValueError` for none."""
         pointer = lib.llama_get_embeddings_seq(self.handle, seq)
         if not pointer:
             raise ValueError(f"seq: nothing was pooled for {seq}")

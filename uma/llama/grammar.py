@@ -219,10 +219,7 @@ class _TooLargeToKeep(Exception):
 
 
 class GrammarCompiler:
-    """Compiles grammars for one vocabulary and keeps those used last. Safe to use from several threads.
-
-    Its states are of use as long as it is there.
-    """
+    """Compiles grammars for one vocabulary and keeps those used last; any thread. Its states need it to be there."""
 
     def __init__(self, vocab: Vocab) -> None:
         self._vocab = vocab

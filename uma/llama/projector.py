@@ -109,10 +109,7 @@ class Picture:
 
 
 class Projector(Closing):
-    """Owner of a context of libmtmd. `prepare` is safe in any thread; `encode` and `decode` belong to one at a time.
-
-    Close it before the model.
-    """
+    """Owner of a context of libmtmd. `prepare`: any thread; `encode`, `decode`: one. To be closed before the model."""
 
     def __init__(
         self, path: Path, model: Model, *, threads: int = 0, uses_gpu: bool = True, is_tried: bool = False

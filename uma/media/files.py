@@ -52,10 +52,7 @@ def check_count(request: Request) -> None:
 
 
 def file_of(text: str, field: str) -> bytes:
-    """The file that base64 stands for, in lines, with blanks or without padding too, as WHATWG's data URLs have it.
-
-    Raises `BadRequest`.
-    """
+    """The file that base64 stands for, as WHATWG's data URLs have it: with blanks, unpadded. Raises `BadRequest`."""
     text = text.translate(_BLANKS)
     if len(text) > 4 * MAX_FILE_BYTES // 3 + 4:
         raise BadRequest.at(field, f"is over the limit of {MAX_FILE_BYTES:,} bytes for a file")

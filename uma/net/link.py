@@ -258,10 +258,7 @@ class Link:
         return any(events & (select.POLLHUP | select.POLLERR) for _, events in poll.poll(0))
 
     async def hung_up(self) -> None:
-        """Wait until the peer is gone, or will send no more, also where it has sent what nobody has read yet.
-
-        Without Linux's word for that this waits until it is cancelled.
-        """
+        """Wait until the peer is gone, or will send no more, also with data unread; for ever where no Linux tells."""
         if sys.platform != "linux":
             await trio.sleep_forever()
         # An epoll is readable itself once something has happened that it watches for.

@@ -383,10 +383,7 @@ class ServerSession:
         return self._fail(error, key, key if isinstance(key, str) else None)
 
     def drain(self) -> bytes:
-        """No more requests: each new one is refused with `E_RUNTIME_SHUTDOWN`, but health and metrics are answered.
-
-        Closes once nothing runs; now, if so.
-        """
+        """No more requests: each is refused with `E_RUNTIME_SHUTDOWN`, but for health and metrics. Closes when idle."""
         self._is_draining = True
         return b"" if self._running else self.fail(ShuttingDown(STOPPING))
 
@@ -499,10 +496,7 @@ class ClientSession:
         self._frames.feed(data)
 
     def next_event(self) -> ServerEvent | None:
-        """The next event, or None until more bytes are received.
-
-        Raises `InvalidJson`, `BadRequest` or `FrameTooLarge` for what is no event: the session is of no use after.
-        """
+        """The next event, or None until more is received. Raises for what is none: the session is of no use then."""
         payload = self.next_frame()
         return None if payload is None else self.event(payload)
 

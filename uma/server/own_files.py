@@ -89,10 +89,7 @@ def _read(path: str, user: int | None, field: str, left: int) -> bytes:
 
 
 def _opened(path: str, user: int | None) -> int:
-    """A regular file of this user. Raises `OSError` or `ValueError`.
-
-    On Linux nothing else is opened: opening does something to a device, and a pipe would be waited for.
-    """
+    """A regular file of this user; no device or pipe is opened on Linux. Raises `OSError` or `ValueError`."""
     if sys.platform == "win32":
         raise posix.unsupported("files by their path")
     if sys.platform != "linux":

@@ -1,7 +1,4 @@
-"""A worker's answers as Dynamo's frontends ask for them: a request's fields come in, chunks go out.
-
-Nothing of Dynamo is needed for that.
-"""
+"""A worker's answers as Dynamo's frontends ask for them: a request's fields come in, chunks go out. Without Dynamo."""
 
 from __future__ import annotations
 

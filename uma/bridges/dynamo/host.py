@@ -48,10 +48,7 @@ class DynamoJob:
         self._host.loop.call_soon_threadsafe(self._arrived.set)
 
     async def next(self) -> list[Prompt | Token | Finished]:
-        """All events that have come, at least one; empty at the end.
-
-        Raises the request's `UmaError`; `ShuttingDown` where the engine ended before the answer did.
-        """
+        """All events that have come, one at least; none at the end. Raises the request's error, or `ShuttingDown`."""
         while not self._events:
             self._arrived.clear()
             await self._arrived.wait()

@@ -200,10 +200,7 @@ def check_tokenizer(tokenizer: Tokenizer, reference: Callable[[str], Sequence[in
 
 
 def _words(tokenizer: Tokenizer) -> list[str]:
-    """The texts of tokens that are words of ASCII letters, from all over the vocabulary.
-
-    A file can have words to which no merges lead.
-    """
+    """Texts of tokens that are words of ASCII letters, from all over the vocabulary: to some no merges lead."""
     texts = []
     for token in sorted(tokenizer.get_vocab(with_added_tokens=False)):
         word = token.removeprefix("Ġ").removeprefix("▁")

@@ -344,10 +344,7 @@ def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
 
 
 def _end_process() -> None:
-    """End this worker as a signal from outside does: Dynamo's runtime takes it out of routing first.
-
-    Without its engine it would stay registered, and be sent requests that it can only refuse.
-    """
+    """End this worker by a signal, as from outside: Dynamo's runtime takes it out of routing first."""
     os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -1,7 +1,4 @@
-"""What one model can do of tools and thinking, from its chat template, and what a request asks of it.
-
-A request that asks for neither is not touched. Belongs to the Trio thread.
-"""
+"""What one model can do of tools and thinking, by its chat template, and what a request asks. The Trio thread's."""
 
 from __future__ import annotations
 

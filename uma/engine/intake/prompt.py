@@ -220,10 +220,7 @@ class PromptReader:
         return pieces
 
     async def _prepare(self, function: Callable[[Request], T], request: Request) -> T:
-        """Call `function(request)`: at once for a short prompt, else in a thread when it is the turn of its lane.
-
-        Raises `Overloaded` where too much text waits already.
-        """
+        """Call `function(request)`, a long prompt's in a thread at the turn of its lane. Raises `Overloaded`."""
         is_quick = self._model.chat_template.is_cheap and not request.tools
         if _is_short(request) and (request.messages is None or is_quick):
             return self._recorded(partial(function, request), TRIO)

@@ -1,7 +1,4 @@
-"""Tools whose schemas no grammar can keep to in full, and that are not `strict`.
-
-A coding agent's tools come again with every turn: what was found about a schema is kept.
-"""
+"""Tools that are not `strict` and whose schemas no grammar can keep to in full. What was found of one is kept."""
 
 from __future__ import annotations
 

@@ -410,10 +410,7 @@ class KvPool:
             cells -= before - self.used_cells
 
     def _save_before_drop(self, seq_id: int) -> bool:
-        """Take a snapshot of a cached sequence that is about to go.
-
-        Whether it can go: False where there is no time for the snapshot now.
-        """
+        """Take a snapshot of a cached sequence that is about to go; False where there is no time now: then it stays."""
         node = self.tree.cached[seq_id]
         saves = node.end - node.alone()[-1].start
         if node.used_at == SPARE or saves < LEAST_GAIN_TOKENS or not self.store.is_enabled:

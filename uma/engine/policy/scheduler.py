@@ -159,10 +159,7 @@ class Scheduler:
         """A lone prompt is read in parts of a tile."""
 
     def plan(self, state: State, now_ms: float, embeds: EmbedDemand | None = None, *, pause_ms: float = 0.0) -> Plan:
-        """The next tick. Empty only if no row can run and there is nothing to embed.
-
-        Before a pause of `pause_ms` rows only decode, as far ahead of their readers as it takes.
-        """
+        """The next tick; empty if nothing can run. Before a pause of `pause_ms` rows only decode, ahead of readers."""
         if not pause_ms and embeds is None and self._is_decode_only(state):
             return Plan(tuple([row.key for row in state.decoding]), is_decode_only=True)
         rows, preempted = self._make_room(state)

@@ -1,7 +1,4 @@
-"""Every number of the scheduler, in one place.
-
-Each says what it is, in which unit, and what it is worth. Shares are of time or of a target, between 0 and 1.
-"""
+"""Every number of the scheduler, with its unit and its worth. Shares, of time or a target, are from 0 to 1."""
 
 from __future__ import annotations
 

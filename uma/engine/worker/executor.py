@@ -296,10 +296,7 @@ class Executor:
         return self._context.is_ended or outcome.is_cancelled
 
     def _failed(self, outcome: BatchOutcome, work: Work, retry: Work) -> Iterator[StepResults]:
-        """Deal with a batch that could not be computed; what to try instead is appended to `retry`.
-
-        A fault can have ended some of its sequences: those of a stride, in a step before.
-        """
+        """Deal with a batch that failed, of sequences that can have ended by then; `retry` gets what to try instead."""
         work = [row for row in work if row[0].holding is not None]
         if not work:
             return

@@ -104,10 +104,7 @@ class DecodeSteps:
 
 
 class ModelRunner:
-    """Computes the rows that it is given. The policy chooses them; the executor deals with a batch that fails.
-
-    Belongs to the decode thread. A stride ends early where `commands.is_called`.
-    """
+    """Computes the rows that it is given, on the decode thread. A stride ends early where `commands.is_called`."""
 
     def __init__(
         self,

@@ -87,10 +87,7 @@ class CpuSample:
 
     @property
     def load(self) -> float:
-        """Threads of other programs that want to run, on average.
-
-        What they used of the cores, divided by the share that the scheduler gives to each runnable thread.
-        """
+        """Threads of other programs that want to run, on average: their use, divided by a runnable thread's share."""
         unused_ms = None if self.idle_ms is None else self.idle_ms + self.stolen_ms
         if self.quota_used_ms is not None:
             # CPUs can be idle while all that the quota pays for is used: what is left of it counts then.

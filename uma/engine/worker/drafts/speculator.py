@@ -71,10 +71,7 @@ class Speculator:
         """Drafts could pay for the rows of this tick."""
 
     def draft(self, rows: Rows[Sequence]) -> Drafts | None:
-        """What to verify with the next token of these decode rows; None where plain steps are expected to be faster.
-
-        A fault turns drafts off.
-        """
+        """What to verify with the next token of these rows; None where plain steps are faster. A fault ends drafts."""
         try:
             return self._draft(rows)
         except Exception as fault:  # noqa: BLE001  (whatever it is, texts are the same without drafts)
