@@ -23,6 +23,7 @@ from uma.cli.checks import Check
 from uma.config import RuntimeConfig
 from uma.engine import sizing
 from uma.llama import backend, devices, extra_buffers, library, pages
+from uma.models.catalog import MOST_BROKEN
 from uma.net.controls import TABLE
 from uma.supervisor.estimate import planned_memory
 
@@ -92,11 +93,13 @@ def test_a_broken_file_that_nothing_uses_is_told_and_in_nobodys_way(
     (tmp_path / "broken.gguf").write_bytes(b"GGUF of no kind")
     code, found = run(capsys)
     assert (code, found["models"]["todo"]) == (0, "")
-    assert re.search(r"; cannot be loaded: \S+broken\.gguf: ", found["models"]["finding"])
+    assert re.search(r"broken files, .*: \S+broken\.gguf: ", found["models"]["lacks"])
     assert main(["doctor"]) == 0
     told = capsys.readouterr().out
-    assert told.startswith("UMA works here")
-    assert "broken.gguf" in told
+    assert told.startswith("UMA works here, but not with every model:\n! models: broken files, ")
+    for number in range(MOST_BROKEN):
+        (tmp_path / f"broken-{number}.gguf").write_bytes(b"GGUF of no kind")
+    assert "; 1 more broken files: " in run(capsys)[1]["models"]["lacks"]
 
 
 def test_a_machine_whose_threads_wait_for_each_other_is_marked_and_told_what_to_do(

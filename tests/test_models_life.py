@@ -31,6 +31,7 @@ from uma.errors import BadRequest, ConfigError, InternalError, ModelUnusable, Ov
 from uma.figures import MB
 from uma.http import openai
 from uma.http.problem import Problem
+from uma.models.catalog import MOST_BROKEN
 from uma.models.shelf import Shelf
 from uma.net.client import CLIENT, OWNER
 from uma.supervisor import LoadedModels, child, open_models
@@ -361,6 +362,20 @@ async def test_names_that_are_not_here_have_the_folders_looked_at_once(
         for _ in range(2):
             await models.look_again(is_changed=True)
         assert len(looks) == 5
+
+
+async def test_broken_files_are_told_once_at_the_start_and_not_all_of_many(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, folder: Path
+) -> None:
+    with short_directory() as place:
+        shutil.copy(folder / "alpha.gguf", place)
+        for number in range(MOST_BROKEN + 2):
+            (place / f"broken-{number}.gguf").write_bytes(b"GGUF of no kind")
+        async with opened(place, monkeypatch, models="all"):
+            await until(lambda: "2 more broken files" in caplog.text)
+        async with opened(place, monkeypatch, models="alpha") as models:  # the others are not for it
+            await models.load("alpha")
+    assert len(re.findall(r"model\.broken reason=\S*broken-\d\.gguf", caplog.text.replace('"', ""))) == MOST_BROKEN
 
 
 async def test_a_model_whose_file_is_gone_is_listed_until_its_last_request_has_ended(

@@ -275,14 +275,15 @@ def models(config: RuntimeConfig) -> Iterator[Check]:
     except ModelError as error:
         yield Check("model", f"{config.model}: cannot be loaded", error.message)
     found = catalog.available(os.environ, (places.UMA_MODELS,), is_thorough=True)
-    broken = [model.problem for model in found if model.problem is not None]
+    broken = "; ".join(catalog.broken(found))
     folder = places.models_folder(os.environ)
     where = f"in {folder}" if folder else "UMA_MODELS names no folder"
     problem = places.folder_problem(os.environ)
     todo = f"{problem}; make it readable, or unset UMA_MODELS" if problem else ""
     names = ", ".join(model.name for model in found if model.problem is None)
+    lacks = f"broken files, to be got again or removed: {broken}" if broken else ""
     # Those of them that are to be loaded have a line of their own.
-    yield Check("models", "; cannot be loaded: ".join([f"{names} ({where})", *broken]), todo)
+    yield Check("models", f"{names} ({where})", todo, lacks=lacks)
 
 
 def server(config: RuntimeConfig) -> Check:

@@ -26,7 +26,8 @@ NEEDS_DOING = 1
 
 
 def main(options: argparse.Namespace) -> int:
-    """The command; exit code 1 where something needs doing. What would only be faster leaves it 0."""
+    """The command; exit code 1 where something needs doing. Neither advice for speed nor
+    models that cannot be loaded beside others that can change it from 0."""
     loaded = load_settings(options)
     missing = []
     try:

@@ -91,6 +91,11 @@ class Shelf:
         """
         return list(self._files.values())
 
+    @property
+    def broken(self) -> Sequence[str]:
+        """What is wrong with files that would be served were they sound (see `catalog.broken`)."""
+        return catalog.broken(self._broken.values()) if self.chosen == ALL_MODELS else ()
+
     def is_outdated(self) -> bool:
         """Whether a file that could not be loaded has changed since: it can have been incomplete. Any thread."""
         return any(state_of(file.path) != self._states[name] for name, file in self._broken.items())

@@ -100,6 +100,7 @@ SENTENCES = {
     "model.ended": "{model} has left memory: {reason}",
     "model.yielded": "{model} leaves for another program: {reason}",
     "model.too_large": "{reason}",
+    "model.broken": "{reason}",
     "model.default_changed": "{model} answers now where no model is named, which {before} did before",
     "http.malformed": "a client sent what is no HTTP, as TLS to a plain port is: it got status {status}",
     "request.dropped": "the client of {request} has gone: it is ended",

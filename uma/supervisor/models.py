@@ -507,7 +507,7 @@ class LoadedModels(Models):
                     both.start_soon(self._at_changes, self._let_idle_go)
                     both.start_soon(self._measure_used)
                     both.start_soon(self._load_pinned)
-                    both.start_soon(self._tell_too_large)
+                    both.start_soon(self._tell_unusable)
                     if self.config.yield_memory:
                         both.start_soon(self._yield_memory)
                     both.start_soon(self._at_changes, self._bring_back)
@@ -582,7 +582,9 @@ class LoadedModels(Models):
             if objection := self._objection(model):
                 yield objection
 
-    async def _tell_too_large(self) -> None:
+    async def _tell_unusable(self) -> None:
+        for reason in self.shelf.broken:
+            log(_log, logging.WARNING, "model.broken", reason=reason)
         async for reason in self.too_large():
             log(_log, logging.WARNING, "model.too_large", reason=reason)
 
