@@ -26,6 +26,7 @@ from uma.constraints import hints_of
 from uma.http.prometheus import exposition
 from uma.llm.arguments import KEYWORDS
 from uma.metrics import EngineMetrics
+from uma.metrics.metrics import OF_SEVERAL
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "api.md"
@@ -229,7 +230,7 @@ def settings_table() -> str:
 
 def metrics_table() -> str:
     """What `/metrics` has under UMA's own names; each type and text is that of the exposition."""
-    figures = EngineMetrics().snapshot() | dict.fromkeys(OF_SERVER, 0)
+    figures = EngineMetrics().snapshot() | dict.fromkeys((*OF_SERVER, *OF_SEVERAL), 0)
     gateway: Any = types.SimpleNamespace(
         began_sec=0.0,
         source=types.SimpleNamespace(info=types.SimpleNamespace(model=types.SimpleNamespace(name=""))),

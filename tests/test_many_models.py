@@ -176,11 +176,11 @@ def test_pages_of_other_sites_cannot_even_ask_by_a_picture_s_address(server: Htt
     assert server.ask("GET", "/props", sec_fetch_site="same-origin").status == 200
 
 
-SAMPLE = re.compile(r'^(\w+)(?:\{model="([^"]*)"(?:,le="([^"]*)")?\})? (\S+)$', re.MULTILINE)
+SAMPLE = re.compile(r'^(\w+)(?:\{model="([^"]*)"(?:,\w+="([^"]*)")?\})? (\S+)$', re.MULTILINE)
 
 
 def samples(server: HttpServer, path: str = "/metrics") -> dict[tuple[str, str, str], float]:
-    """The samples of `/metrics`, by their name, model and upper bound."""
+    """The samples of `/metrics`, by their name, model and other label: upper bound, state or reason."""
     return {(*found[:3],): float(found[3]) for found in SAMPLE.findall(server.ask("GET", path).body.decode())}
 
 
@@ -233,7 +233,8 @@ def test_when_a_model_leaves_its_counters_stay_and_its_gauges_go(server: HttpSer
         after, sums = samples(server), server.process.metrics()
         kept = {key: value for key, value in before.items() if key[0] in grow}
         assert not {key: (value, after.get(key)) for key, value in kept.items() if after.get(key, -1) < value}
-        assert not {name for name in grow if sums.get(name[4:], 0) < summed.get(name[4:], 0)}
+        numbers = {name: value for name, value in summed.items() if isinstance(value, int | float)}
+        assert not {name for name in grow if name[4:] in numbers and sums[name[4:]] < numbers[name[4:]]}
 
     still_grow()
     assert {name for name, _ in of_one(samples(server), "beta")} >= {"uma_requests_total", "uma_ttft_ms_sum"}
@@ -500,6 +501,10 @@ def test_requests_that_end_with_a_killed_process_are_counted_as_failed_and_raise
     after = samples(server)
     for name in (watched, "uma_requests_error", "uma_requests_total"):
         assert after[name, "beta", ""] == before[name, "beta", ""] + 1
+    # Each is there at 0 before it grows, or nothing could tell that it has grown.
+    assert before["uma_requests_error", "beta", ""] == before["uma_model_unloads_total", "beta", "crashed"] == 0
+    assert after["uma_model_unloads_total", "beta", "crashed"] == after["uma_model_state", "beta", "unloaded"] == 1
+    assert after["uma_model_memory_bytes", "beta", ""] == 0 < before["uma_model_memory_bytes", "beta", ""]
     assert text_of(complete(server, "beta"))
     assert samples(server)[watched, "beta", ""] == after[watched, "beta", ""]
 

@@ -285,6 +285,9 @@ async def test_a_model_that_fails_at_each_load_waits_longer_each_time(
             mock_clock.jump(wait_sec)
         assert await text(models, "alpha") == texts["alpha"]
         assert models.find("alpha").failure == ""
+        counted = (await models.metrics())["models"]
+        assert counted.keys() == {"alpha"}  # none of those that nothing has asked for
+        assert (counted["alpha"]["model_load_failures_total"], counted["alpha"]["model_loads_total"]) == (2, 1)
 
 
 async def fail_to_load(models: LoadedModels) -> None:
@@ -612,6 +615,7 @@ async def test_the_log_has_the_reason_for_which_each_model_has_left(
             await models.load("alpha")
             write_model(place / "new.gguf", seed=3).replace(place / "alpha.gguf")
             await models.load("alpha")
+            counted = (await models.metrics())["models"]
             (place / "alpha.gguf").unlink()
             with pytest.raises(UnknownModel):
                 await models.load("alpha")
@@ -626,6 +630,11 @@ async def test_the_log_has_the_reason_for_which_each_model_has_left(
         ("gamma-one", "the server stops"),
     ]
     assert re.findall(r"idle for \d+ s \((\w+)\)", caplog.text) == ["idle_unload", "keep_alive"]
+    reasons = {name: {why: n for why, n in of["model_unloads_total"].items() if n} for name, of in counted.items()}
+    assert reasons == {"alpha": {"asked": 1, "memory": 1, "replaced": 1}, "beta": {"idle": 2}}
+    assert {name: of["model_loads_total"] for name, of in counted.items()} == {"alpha": 4, "beta": 2}
+    assert not any(of["model_load_failures_total"] for of in counted.values())
+    assert {name: of["model_memory_bytes"] > 0 for name, of in counted.items()} == {"alpha": True, "beta": False}
 
 
 async def test_loads_and_unloads_leave_nothing_behind(

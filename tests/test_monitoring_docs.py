@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
-from http_server import HttpServer
+from http_server import HttpServer, running_http
 
-from uma.metrics import is_of_server
+from harness import short_directory
+from uma.metrics import UnloadReason
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs" / "monitoring"
@@ -22,23 +23,35 @@ NAME = re.compile(r"\buma_\w+")
 
 
 @pytest.fixture(scope="module")
-def kinds(http_server: HttpServer) -> dict[str, str]:
-    """The kind of each sample that a real server's `/metrics` has, by name."""
-    http_server.ask("POST", "/v1/completions", {"prompt": "a", "max_tokens": 2})
-    text = http_server.ask("GET", "/metrics").body.decode()
-    families = dict(re.findall(r"^# TYPE (\w+) (\w+)$", text, re.MULTILINE))
-    samples = set(re.findall(r"^(uma_\w+)", text, re.MULTILINE))
+def told(http_server: HttpServer, folder: Path) -> str:
+    """`/metrics` of a server of one model, and of one of several."""
+    with short_directory() as place, running_http(place, "--models", "all", UMA_MODELS=str(folder)) as several:
+        texts = []
+        for server, model in ((http_server, None), (several, "alpha")):
+            server.ask("POST", "/v1/completions", {"model": model, "prompt": "a", "max_tokens": 2})
+            texts.append(server.ask("GET", "/metrics").body.decode())
+    return "".join(texts)
+
+
+@pytest.fixture(scope="module")
+def kinds(told: str) -> dict[str, str]:
+    """The kind of each sample that real servers' `/metrics` have, by name."""
+    families = dict(re.findall(r"^# TYPE (\w+) (\w+)$", told, re.MULTILINE))
+    samples = set(re.findall(r"^(uma_\w+)", told, re.MULTILINE))
     return {name: families.get(name) or families[re.sub(r"_(bucket|sum|count)$", "", name)] for name in samples}
 
 
-def test_the_table_has_every_metric_of_a_real_server(http_server: HttpServer) -> None:
-    http_server.ask("POST", "/v1/completions", {"prompt": "a", "max_tokens": 2})
-    text = http_server.ask("GET", "/metrics").body.decode()
-    told = re.findall(r"^# HELP (uma_\w+) (.*)\n# TYPE \w+ (\w+)$", text, re.MULTILINE)
+def test_the_table_has_the_metrics_of_real_servers_and_those_of_a_gateway_s(told: str) -> None:
+    real = re.findall(r"^# HELP (uma_\w+) (.*)\n# TYPE \w+ (\w+)$", told, re.MULTILINE)
     shown = re.findall(r"^\| `(uma_\w+)` \| (\w+) \| (.*) \|$", PAGE, re.MULTILINE)
-    real = {(name, kind, meaning) for name, meaning, kind in told}
-    assert real <= set(shown)
-    assert all(is_of_server(name.removeprefix("uma_")) for name, *_ in set(shown) - real)  # of the socket, of several
+    told_of = {(name, kind, meaning) for name, meaning, kind in real}
+    assert told_of <= set(shown)
+    assert all("_sessions" in name for name, *_ in set(shown) - told_of)
+
+
+def test_the_page_has_every_reason_why_a_model_leaves() -> None:
+    table = PAGE.partition("| reason | the model left memory because |")[2].partition("\n\n")[0]
+    assert sorted(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == sorted(get_args(UnloadReason))
 
 
 EXPRESSIONS = {
@@ -81,5 +94,5 @@ def test_panels_have_ids_of_their_own_and_do_not_overlap() -> None:
 
 
 def test_the_page_says_of_each_alert_what_to_do() -> None:
-    assert len(RULES) == 4
+    assert len(RULES) == 5
     assert [rule["alert"] for rule in RULES if f"| `{rule['alert']}` |" not in PAGE] == []

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 from uma.http.gateway import Gateway
-from uma.metrics import help_of, is_of_server, kind_of
+from uma.metrics import LABELS, help_of, is_of_server, kind_of
 
 PREFIX = "uma_"
 LLAMA_SERVERS = "llamacpp:"
@@ -64,9 +65,16 @@ def _families(snapshot: Mapping[str, Any], models: Mapping[str, Mapping[str, Any
             family = name.removesuffix("_buckets")
             yield from _family(family, "histogram", help_of(family), list(_histogram(family, labels)))
         elif kind_of(name) != "histogram":
-            values = {label: figures.get(name) for label, figures in labels.items()}
-            samples = [(f"{{{label}}}", value) for label, value in values.items() if isinstance(value, int | float)]
-            yield from _family(name, kind, help_of(name), samples)
+            found = (_samples(name, label, figures.get(name)) for label, figures in labels.items())
+            yield from _family(name, kind, help_of(name), list(chain.from_iterable(found)))
+
+
+def _samples(name: str, label: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, int | float):
+        yield f"{{{label}}}", value
+    elif isinstance(value, Mapping):
+        by = LABELS.get(name, "of")
+        yield from ((f'{{{label},{by}="{_escaped(part)}"}}', count) for part, count in value.items())
 
 
 def _histogram(family: str, labels: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:

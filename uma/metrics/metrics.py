@@ -7,7 +7,7 @@ or KV cells.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import attrs
 
@@ -170,13 +170,29 @@ _OF_SERVER: dict[str, tuple[FigureKind, str]] = {
     "sessions_refused_total": ("counter", "Sessions refused for their number, or because the server was stopping."),
     "memory_budget_bytes": ("level", "Bytes that all models together can take."),
 }
+OF_SEVERAL: Mapping[str, tuple[FigureKind, str]] = {
+    "model_state": ("gauge", "1 for the state that the model has, 0 for the others."),
+    "model_memory_bytes": ("gauge", "Bytes of the budget that the model has; 0 where it is not loaded."),
+    "model_taken_bytes": ("gauge", "Bytes that the model's process took when it was measured last."),
+    "model_waiting_requests": ("gauge", "Requests that wait until the model is loaded."),
+    "model_loads_total": ("counter", "Loads of the model that succeeded."),
+    "model_load_ms_total": ("counter", "Milliseconds that loads of the model took."),
+    "model_load_failures_total": ("counter", "Loads of the model that failed or were refused."),
+    "model_unloads_total": ("counter", "Times that the model left memory, by reason."),
+}
+"""Figures of one of several models as such, each with its kind and help text."""
+UnloadReason = Literal["asked", "crashed", "idle", "memory", "replaced", "stopped", "yielded"]
+"""Why a model has left memory: a client has asked for it, its process has ended by itself, nothing has asked for the
+model, others need its memory, its file is another one or gone, the server stops, other programs need its memory."""
+LABELS: Mapping[str, str] = {"model_state": "state", "model_unloads_total": "reason"}
+"""Label by which a figure is told apart that is a mapping, and no histogram."""
 _FIGURES: dict[str, tuple[FigureKind, str]] = {
     field.name if cls is EngineMetrics else f"cache_{field.name}": (field.metadata["kind"], field.metadata["help"])
     for cls in (EngineMetrics, CacheMetrics)
     for field in attrs.fields(cls)
     if field.metadata
 } | {"cache_hit_rate": ("level", "Share of requests that found a part of their prompt in the cache, 0 to 1.")}
-_FIGURES |= _OF_SERVER
+_FIGURES |= {**_OF_SERVER, **OF_SEVERAL}
 _FIGURES |= {
     f"{name}_{part}": ("level", f"{text.removesuffix('.')}: the last.") if part == "last" else (kind, text)
     for name, (kind, text) in _FIGURES.items()
@@ -202,6 +218,18 @@ def is_of_server(name: str) -> bool:
     return name in _OF_SERVER or name == "paused_sec"
 
 
+def uncounted() -> dict[str, Any]:
+    """All counters and histograms of one of several models at 0, as they are from the first request for it on."""
+    figures = EngineMetrics().snapshot() | dict.fromkeys(OF_SEVERAL, 0)
+    figures["model_unloads_total"] = dict.fromkeys(get_args(UnloadReason), 0)
+    return grown(figures)
+
+
+def grown(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures that outlive a process: counters and histograms."""
+    return {name: value for name, value in figures.items() if kind_of(name) in ("counter", "histogram")}
+
+
 def summed(snapshots: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """The sums of several models' figures. Levels have none, and are left out."""
     total: dict[str, Any] = {}
@@ -209,7 +237,7 @@ def summed(snapshots: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         for name, value in snapshot.items():
             if isinstance(value, Mapping):
                 known = total.get(name, {})
-                total[name] = {bound: count + known.get(bound, 0) for bound, count in value.items()}
+                total[name] = known | {part: count + known.get(part, 0) for part, count in value.items()}
             elif kind_of(name) != "level":
                 total[name] = total.get(name, 0) + value
     return total

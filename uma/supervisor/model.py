@@ -7,13 +7,14 @@ import math
 import time
 from collections.abc import AsyncIterator, Hashable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, get_args
 
 import attrs
 import trio
 
 from uma.client import Client
 from uma.errors import InternalError, ModelUnusable, UmaError, UnknownModel
+from uma.metrics import UnloadReason
 from uma.models.catalog import ModelFile
 from uma.models.names import with_adapter
 from uma.net.client import CLIENT, ORIGIN, OWNER
@@ -180,6 +181,8 @@ class ServedModel:
     """What has its place; this one ends once nothing runs."""
     left_for: str = ""
     """Why its process is to end; empty: it is not."""
+    left_by: UnloadReason = "stopped"
+    """The kind of that reason."""
     is_leaving: bool = False
     """Whether it takes no more requests; its process ends once nothing runs."""
     stay: trio.CancelScope = attrs.field(factory=trio.CancelScope)
@@ -245,7 +248,7 @@ class ServedModel:
             if state is not None and self.running and self.successor is None:
                 self.successor = self.loader.succeed(self)
             self.file_state, self.failures, self.objection = None, Failures(), ""
-            self.leave("its file was deleted" if state is None else "its file was replaced")
+            self.leave("replaced", "its file was deleted" if state is None else "its file was replaced")
         is_changed, self.missed = state != self.missed, state
         await self.loader.look_again(is_changed=is_changed)
         if state is None:
@@ -264,13 +267,15 @@ class ServedModel:
     def forget_process(self) -> None:
         """Forget the process, which has ended."""
         self.client, self.pid, self.has_process, self.is_leaving = None, None, False, False
-        self.stay, self.taken_bytes, self.left_for = trio.CancelScope(), 0, ""
+        self.stay, self.taken_bytes, self.left_for, self.left_by = trio.CancelScope(), 0, "", "stopped"
         self.metrics, self.activity = {}, Activity((), 0, 0, 0, ())
 
-    def leave(self, why: str) -> None:
+    def leave(self, reason: UnloadReason, why: str) -> None:
         """Have it take no more requests, and end once nothing runs, where it is loaded. The first reason counts."""
         if self.client is not None:
-            self.is_leaving, self.left_for = True, self.left_for or why
+            if not self.is_leaving:
+                self.left_by, self.left_for = reason, why
+            self.is_leaving = True
             self._end_if_idle()
 
     def _end_if_idle(self) -> None:
@@ -309,6 +314,16 @@ class ServedModel:
         if self.client is not None:
             return "leaving" if self.is_leaving else "loaded"
         return "unloaded" if self.load is None else "loading"
+
+    @property
+    def gauges(self) -> Mapping[str, Any]:
+        """Figures of it as one of several, as they are now."""
+        return {
+            "model_state": {state: int(state == self.state) for state in get_args(ModelState)},
+            "model_memory_bytes": self.needs_bytes if self.has_process else 0,
+            "model_taken_bytes": self.taken_bytes,
+            "model_waiting_requests": len(self.waits),
+        }
 
     @property
     def retry_after_ms(self) -> int | None:

@@ -39,7 +39,7 @@ from uma.errors import (
 )
 from uma.figures import MB, size
 from uma.llama.context import ROUNDED_TOKENS
-from uma.metrics import EngineMetrics, kind_of, summed
+from uma.metrics import EngineMetrics, grown, summed, uncounted
 from uma.models.catalog import ModelFile
 from uma.models.shelf import Shelf
 from uma.net.client import CLIENT, OWNER
@@ -114,8 +114,9 @@ class LoadedModels(Models):
     """Models that are to be loaded, in the order in which they were asked for."""
     _changes: dict[trio.Event, None] = attrs.field(factory=dict, init=False)
     """Events of the tasks that look at what changes."""
-    _gone: dict[str, Mapping[str, Any]] = attrs.field(factory=dict, init=False)
-    """Counters and histograms of processes that have ended, by their models' names."""
+    _counted: dict[str, Mapping[str, Any]] = attrs.field(factory=dict, init=False)
+    """Counters and histograms of the models that were asked for, by their names: of their loads, and of processes that
+    have ended."""
     _looking: trio.Lock = attrs.field(factory=trio.Lock, init=False)
     _look: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1), init=False)
     """Limiter of the thread that looks: one that was given up still has the shelf."""
@@ -233,7 +234,7 @@ class LoadedModels(Models):
             name = found.file.name
             raise BadRequest.at("model", f"{name} is pinned, so it does not leave; `uma unpin {name}` takes that back")
         found.keep_sec = 0.0 if found.client is None and found.load is not None else None
-        found.leave("asked to (unload)")
+        found.leave("asked", "asked to (unload)")
         return self._listed(found.file)
 
     async def pin(self, model: str | None, *, is_pinned: bool = True) -> ListedModel:
@@ -367,14 +368,15 @@ class LoadedModels(Models):
         return max(found, key=lambda request: request.came_at)
 
     async def metrics(self) -> Mapping[str, Any]:
-        """The sums over all models, and in `models` each one's own figures by its name, once it was loaded. Counters
+        """The sums over all models, and in `models` each one's own figures by its name, once it was asked for. Counters
         have those of processes that have ended too.
         """
         await self._of_each(LoadedModel.metrics)
-        of_each = {name: [counted] for name, counted in self._gone.items()}
+        of_each = {name: [counted] for name, counted in self._counted.items()}
         for model in self._every:
-            of_each.setdefault(model.file.name, []).append(model.metrics)
-        models = {name: {**parts[-1], **summed(parts)} for name, parts in of_each.items() if any(parts)}
+            if (parts := of_each.get(model.file.name)) is not None:
+                parts.append({**model.metrics, **model.gauges})
+        models = {name: {**parts[-1], **summed(parts)} for name, parts in of_each.items()}
         return {
             **summed([self.snapshot(), *models.values()]),
             "paused_sec": round(self._paused_sec, 3),
@@ -434,7 +436,7 @@ class LoadedModels(Models):
         """See `server.connection.ServedEngine`. Models leave with their last request: they save prefixes meanwhile."""
         self._is_draining = True
         for model in self._every:
-            model.leave("the server stops")
+            model.leave("stopped", "the server stops")
 
     async def end_request(self, number: int) -> bool:
         of_model = [model for model in self._loaded() if model.model.index == number % MOST_MODELS]
@@ -477,6 +479,7 @@ class LoadedModels(Models):
         """See `model.ModelLoader`. Raises what it has failed by, a moment ago."""
         if self._is_draining:
             raise ShuttingDown(STOPPING)
+        self._count(model, {})
         if model.load is None:
             if model.failures.why and (retry_ms := model.retry_after_ms) is not None:
                 raise model.failure(
@@ -486,6 +489,11 @@ class LoadedModels(Models):
             self._asked.append(model)
             self.changed()
         return model.load
+
+    def _count(self, model: ServedModel, more: Mapping[str, Any]) -> None:
+        """Add to the counters of a model's name."""
+        counted = self._counted.get(model.file.name) or uncounted()
+        self._counted[model.file.name] = summed([counted, more])
 
     def check_queue(self, model: ServedModel) -> None:
         """See `model.ModelLoader`. As with `engine.intake.gate.Gate`, one client fills the queue for no other."""
@@ -663,7 +671,7 @@ class LoadedModels(Models):
                     self._refuse(model, f"{model.objection}; nothing leaves for it again")
                     continue
                 for leaving in step.leave:
-                    self._known[leaving].leave(f"memory for {name}")
+                    self._known[leaving].leave("memory", f"memory for {name}")
                 again_at = math.inf if step.again_at is None else step.again_at
             ahead_bytes += needs_bytes
         return None, again_at
@@ -673,6 +681,7 @@ class LoadedModels(Models):
         assert model.load is not None
         self._asked.remove(model)
         model.load.failure, model.load.is_refused = why, is_crowded_out
+        self._count(model, {"model_load_failures_total": 1})
         model.load.ended.set()
         if model.stays:  # it is tried again by itself, and not at once
             of_its_own = model.failures.why if is_crowded_out else why
@@ -738,7 +747,8 @@ class LoadedModels(Models):
             is_over = over > 0 and model.stays_until <= now and not model.stays
             if is_over or model.leaves_at <= now:
                 kept = f"{now - model.used_at:.0f} s ({'idle_unload' if model.keep_sec is None else 'keep_alive'})"
-                model.leave("all together are over --memory" if is_over else f"idle for {kept}")
+                why = "all together are over --memory" if is_over else f"idle for {kept}"
+                model.leave("memory" if is_over else "idle", why)
                 over -= model.needs_bytes
         return min((model.leaves_at for model in idle if not model.is_leaving), default=math.inf)
 
@@ -761,7 +771,7 @@ class LoadedModels(Models):
                 model = max(idle, key=lambda candidate: candidate.taken_bytes or candidate.needs_bytes)
                 model.yielded = f"left, as {why}"
                 log(_log, logging.INFO, "model.yielded", model=model.file.name, bytes=model.taken_bytes, reason=why)
-                model.leave(f"memory for other programs: {why}")
+                model.leave("yielded", f"memory for other programs: {why}")
             else:
                 await self._of_each(LoadedModel.metrics)
                 self.yield_memory(why)
@@ -811,7 +821,7 @@ class LoadedModels(Models):
                     model.card, model.client, model.load = self._with_own_limits(client.info), client, None
                     model.failures.why = model.objection = ""
                     load.ended.set()
-                    _tell_loaded(model, loaded_at - began)
+                    self._note_loaded(model, loaded_at - began)
                     self.changed()
                     with model.stay:
                         raise await _why_lost(client)
@@ -823,6 +833,8 @@ class LoadedModels(Models):
             why = error if isinstance(error, UmaError) else InternalError(str(error))
         finally:
             name, reason = model.file.name, model.left_for if why is None else why.message
+            unloads = {"model_unloads_total": {"crashed" if why else model.left_by: 1}}
+            self._count(model, {"model_load_failures_total": 1} if loaded_at is None else unloads)
             self._forget_process(model)
             if why is not None:
                 model.failures.note(f"{name}: {why.message}", trio.current_time(), loaded_at)
@@ -835,6 +847,11 @@ class LoadedModels(Models):
             self.changed()
             log(_log, logging.WARNING if why else logging.INFO, "model.ended", model=name, reason=reason or None)
 
+    def _note_loaded(self, model: ServedModel, took_sec: float) -> None:
+        ms, model.yielded = round(1000 * took_sec), ""
+        self._count(model, {"model_loads_total": 1, "model_load_ms_total": ms})
+        log(_log, logging.INFO, "model.loaded", model=model.file.name, ms=ms, bytes=model.size_bytes)
+
     def _forget_process(self, model: ServedModel) -> None:
         """Keep the counters of a process that has ended, with the requests that failed by its end, and no more."""
         lost = 0 if model.client is None else model.client.lost_requests
@@ -843,8 +860,7 @@ class LoadedModels(Models):
             figures["requests_error"] += lost
             # Of those that were lost it had told some, where it was asked after they had come.
             figures["requests_total"] = max(figures["requests_total"], sum(figures[end] for end in ENDS))
-            grown = {name: value for name, value in figures.items() if kind_of(name) in ("counter", "histogram")}
-            self._gone[model.file.name] = summed([self._gone.get(model.file.name, {}), grown])
+            self._count(model, grown(figures))
         model.forget_process()
         if model.successor is not None:
             del self._replaced[model.index]
@@ -889,11 +905,6 @@ async def _why_lost(client: Client) -> UmaError:
         error = await client.lost()
         nursery.cancel_scope.cancel()
     return silence[0] if silence else error
-
-
-def _tell_loaded(model: ServedModel, took_sec: float) -> None:
-    ms, model.yielded = round(1000 * took_sec), ""
-    log(_log, logging.INFO, "model.loaded", model=model.file.name, ms=ms, bytes=model.size_bytes)
 
 
 _LISTED = frozenset(field.name for field in attrs.fields(ListedModel))
