@@ -152,9 +152,7 @@ class Child:
         self._kill()
 
     def _kill(self) -> int | None:
-        """End the process, if there is one. Returns what it has ended with: a signal that was first is negative; None
-        where it has not, as it waits for a disk or a driver.
-        """
+        """End the process, if there is one. Returns what it ended with, negative for a signal; None where it hangs."""
         if self._sock is not None:
             self._sock.close()
             self._sock = None

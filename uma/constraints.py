@@ -252,9 +252,7 @@ MAX_LINES = 20
 
 
 def problems(value: Any, hint: Any, path: str) -> Iterator[Wrong]:
-    """Every way `value` is not a `hint`, each as a line about its path. Of a list's items as many as are
-    told, and one that shows that there are more.
-    """
+    """Every way `value` is not a `hint`, a line each; of a list as many as are told, and one more."""
     origin = get_origin(hint)
     if origin is typing.Annotated:
         yield from _annotated_problems(value, hint, path)

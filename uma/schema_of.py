@@ -1,6 +1,4 @@
-"""The JSON Schema of a Python class: pydantic's models tell it themselves, attrs' classes and dataclasses have it in
-their fields' types.
-"""
+"""The JSON Schema of a Python class: of pydantic's models, or attrs' classes and dataclasses by their fields."""
 
 from __future__ import annotations
 

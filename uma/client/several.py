@@ -186,9 +186,7 @@ class ModelsThere(Models):
 
 @asynccontextmanager
 async def models_there(path: str | Path, client: Client) -> AsyncIterator[ModelsThere]:
-    """The models of the server that `client`, a session without a model of its own, is connected to, for as long as the
-    block; `path` is that server's socket.
-    """
+    """The models of the server at `path`, to which `client` is a session without a model, for the block."""
     async with trio.open_nursery() as nursery:
         models = ModelsThere(path, client, nursery)
         await models.look_again()

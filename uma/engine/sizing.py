@@ -462,9 +462,7 @@ def draft_params(model: Model, target: Context, config: RuntimeConfig, free_byte
 
 
 def predicting_params(target: Context, config: RuntimeConfig, free_bytes: int) -> ContextParams:
-    """The context of the target's prediction head, with its sequences, in a quarter of `free_bytes`. Raises
-    `ConfigError` where that is too little.
-    """
+    """The context of the target's prediction head, in a quarter of `free_bytes`. Raises `ConfigError`."""
     shape = target.model.shape.of_prediction_heads
     cell_bytes = max(1, _cell_bytes(shape, config))
     affordable = free_bytes // RULES.pool_share // cell_bytes // ROUNDED_TOKENS * ROUNDED_TOKENS
@@ -539,9 +537,7 @@ def max_reproducible_tokens(context: Context, config: RuntimeConfig, free_bytes:
 
 
 def max_active(context: Context, config: RuntimeConfig) -> int:
-    """Maximum sequences that run at once. One id is left for health probes where llama.cpp has as many; else a probe
-    waits for the next token of a sequence.
-    """
+    """Maximum sequences that run at once. Where no id is left, a health probe waits for a sequence's token."""
     return max(1, min(_most_sequences(config), context.n_sequences))
 
 

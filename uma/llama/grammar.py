@@ -176,9 +176,7 @@ class GrammarState:
             raise DecodeFailed(f"the grammar cannot be followed further: {in_plain_words(reason)}")
 
     def _is_delayed(self) -> bool:
-        """Whether it is compiled again: after a bound of the automaton was reached, which the texts of other requests
-        can have used up, once.
-        """
+        """Whether it is compiled again, once, after a bound that others' texts can have used up."""
         if self._make is not None and is_of_size(self.matcher.get_error()):
             self._renewed, self._make = self._make(), None
         return self._renewed is not None
@@ -383,9 +381,7 @@ class GrammarCompiler:
 
 
 class GrammarMasks:
-    """Computes the masks of a batch's rows on a helper thread. Belongs to one thread, which calls `begin`, computes
-    something else, and calls `wait`.
-    """
+    """Computes a batch's masks on a helper thread. For one thread: `begin`, compute something else, `wait`."""
 
     def __init__(self, n_vocab: int) -> None:
         self._n_vocab = n_vocab

@@ -252,9 +252,7 @@ class _TemplateTraits:
     takes_thought_or_content: bool = False
     """Whether it takes thinking or content of a message with calls, and refuses both."""
     results_are_with_calls: bool = False
-    """Whether it reads the results of calls as `tool_responses` of the message with the calls, and of no message of
-    their own, as the first templates of Gemma 4 do.
-    """
+    """Whether it reads results of calls in `tool_responses` of the calls' message, as Gemma 4's first ones do."""
 
 
 def _traits_of(source: str) -> _TemplateTraits:

@@ -250,9 +250,7 @@ class Vocab:
         return piece
 
     def pieces(self) -> list[bytes]:
-        """Every token's bytes, as `piece` gives them: a sixth of a second for 128,000 tokens. They are not kept here:
-        most tokens are never seen, and 262,000 take 13 MiB.
-        """
+        """Every token's bytes: a sixth of a second for 128,000. Not kept: most are never seen, and take 13 MiB."""
         size = 64
         buffer, read = ctypes.create_string_buffer(size), lib.llama_token_to_piece
         pieces: list[bytes] = []

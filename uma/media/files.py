@@ -74,9 +74,7 @@ def over_limit(field: str, left: int) -> BadRequest:
 
 
 def check_file(data: bytes, field: str, *, sees: bool, hears: bool) -> str:
-    """Name of a file's format, which the model takes. Raises `BadRequest` for what is
-    none by its first bytes, or a picture that says it is too large.
-    """
+    """Name of a file's format, which the model takes. Raises `BadRequest` for none, or too large a picture."""
     form = form_of(data)
     taken = (PICTURES if sees else ()) + (SOUNDS if hears else ())
     if sees and form == "WebP":

@@ -431,9 +431,7 @@ class Connection(ABC):
         return () if self.models else self.engine.info.capabilities.adapters
 
     def own_model(self, asked: str | None) -> str | None:
-        """The model that a request which asks for this one gets. Raises `UnknownModel` where there is none of that
-        name, or its user must not use it.
-        """
+        """The model that a request gets. Raises `UnknownModel` for none of that name, or one its user must not use."""
         if self.models is None:
             model = self.engine.info.model
             of = {model: (model.name, model.title)}

@@ -227,9 +227,7 @@ class PromptReader:
         return await self.in_thread(partial(function, request), _chars(request), request.priority)
 
     async def prepare_texts(self, function: Callable[[int], T], sizes: Sequence[int], lane: int) -> list[T]:
-        """`function(index)` for each of many texts, of so many characters each. Long ones come in pieces, between which
-        other requests have a turn.
-        """
+        """`function(index)` for each of many texts of so many characters; others have turns between pieces."""
         chars = sum(sizes)
         if chars <= SHORT_PROMPT_CHARS and len(sizes) <= SHORT_CHAT_MESSAGES:
             return list(map(function, range(len(sizes))))
@@ -241,9 +239,7 @@ class PromptReader:
         return found
 
     async def in_thread(self, function: Callable[[], T], chars: int, lane: int) -> T:
-        """`function()`, which reads so many characters, in a thread when it is the turn of its lane. Raises
-        `Overloaded` where too much text waits already.
-        """
+        """`function()`, which reads so many characters, in a thread at its lane's turn. Raises `Overloaded`."""
         with self._preparing(4 * chars, lane), arrivals().reading(4 * chars):
             return await self._in_slot(function, chars, lane)
 

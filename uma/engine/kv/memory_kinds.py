@@ -89,9 +89,7 @@ class Attention:
     # Where sequences begin and end
 
     def resume_point(self, tokens: array[int], match: Match) -> tuple[Node, int]:
-        """Node and length of the longest prefix of `tokens` behind which a sequence can begin; never all of them, since
-        the last gives the logits.
-        """
+        """Node and length of the longest prefix where a sequence can begin; never all: the last gives the logits."""
         node, length = match.node, outside(tokens, min(match.length, len(tokens) - 1))
         while node.parent is not None and node.start >= length:
             node = node.parent

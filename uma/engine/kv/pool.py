@@ -116,9 +116,7 @@ class KvPool:
         return self.cells.lowest_free_id is not None or bool(self.tree.cached)
 
     def match(self, tokens: array[int]) -> tuple[Node, int]:
-        """The longest computed prefix of `tokens` worth sharing behind which a sequence can begin; never all, since the
-        last token gives the logits.
-        """
+        """The longest prefix worth sharing where a sequence can begin; never all: the last token gives the logits."""
         node, length = self.cells.resume_point(tokens, self.tree.match(tokens))
         return (node, length) if length >= LEAST_SHARED_TOKENS else (self.tree.root, 0)
 
@@ -194,9 +192,7 @@ class KvPool:
         self.release(holding, now_ms, keep=is_back)
 
     def invalidate_cached_states(self) -> None:
-        """A batch was broken off in whose midst llama.cpp can have moved states of other sequences: cached ones go back
-        to their checkpoints, or go.
-        """
+        """A broken batch can have moved states of other sequences: cached ones go back to their checkpoints, or go."""
         for seq_id, node in list(self.tree.cached.items()):
             if node.checkpoint is None or not self.cells.cut(seq_id, node.prefix()):
                 self.tree.shorten(seq_id, len(node.tokens))

@@ -114,9 +114,7 @@ def lead_ms(rows: Iterable[Row], pace: float, now_ms: float) -> float:
 
 
 def lateness(rows: Iterable[Row], now_ms: float, pace: float) -> float:
-    """The longest time since a row's last token, or between its last two, as a multiple of what its reader was to wait:
-    its target, or `pace` where that is longer.
-    """
+    """The longest time since a row's last token, or between its last two, as a multiple of its target or `pace`."""
     waits = ((max(now_ms - row.last_token_ms, row.last_gap_ms), max(row.target_tbt_ms, pace)) for row in rows)
     return max((wait / target for wait, target in waits), default=0.0)
 

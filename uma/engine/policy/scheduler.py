@@ -274,9 +274,7 @@ class Scheduler:
         return attrs.evolve(plan, steps=steps, pace_ms=pace, lead_ms=lead if lead < math.inf else 0.0)
 
     def _in_turns(self, plan: Plan, streams: Streams, free_cells: int) -> Plan:
-        """Several steps of each set of adapters, one set after the other, as many as fit their readers' pace: a change
-        of the set takes time. Tokens are given evenly.
-        """
+        """Steps of each set of adapters in turn, as many as fit the readers' pace: a change of the set takes time."""
         if streams.step_ms <= 0:
             return plan
         fitting = int(min(streams.pacing.pace_ms, self.targets.tick_budget_ms) / streams.step_ms)

@@ -389,9 +389,7 @@ class DecodeWorker:
         return self._metrics.decode_ms.sum + self._metrics.draft_model_ms_total
 
     def _load(self) -> bool:
-        """Load a part of what a prompt begins with from a snapshot; False if there is none. All at once it held up
-        streams: 0.74 s for 516 MiB.
-        """
+        """Load a part of a snapshot; False if there is none. All at once held up streams: 0.74 s for 516 MiB."""
         if self._slots.load_ms > self._scheduler.encode_ms:
             self._outbox.flush()  # it takes longer than any token can wait
         return self._slots.load()
@@ -482,9 +480,7 @@ class DecodeWorker:
         return tick, bool(plan.preempt)
 
     def _plan(self, now: float, pause_ms: float) -> Plan:
-        """Admit what can start, ask the policy, and preempt as it says. Streams decode ahead of `pause_ms`, or of what
-        is computed beside them.
-        """
+        """Admit, ask the policy, preempt. Streams decode ahead of `pause_ms`, or of what is computed beside them."""
         slots = self._slots
         slots.admit(now)
         state = slots.state(now)

@@ -289,9 +289,7 @@ class ModelRunner:
         return self._context.params.flash_attn == "off" and not self._pool.cells.is_split
 
     def _position(self, work: Work, tokens: int, rows: list[int]) -> float:
-        """Tokens that each of `tokens` of prompts attends to, on the average, with decode rows that stand at `rows`: as
-        `policy` plans with it.
-        """
+        """Tokens that each of `tokens` of prompts attends to, on average, beside decode rows at `rows`."""
         if self._attends_all:
             return self._pool.used_cells
         position = sum(count * sequence.computed for sequence, count in work if sequence.status is not Status.DECODING)

@@ -163,9 +163,7 @@ class StallWatch:
                 self._called.set()
 
     def end(self) -> bool:
-        """The batch has come back; whether it was aborted. It can be whole all the same, where the abort came too late;
-        the context must `resume` in either case.
-        """
+        """The batch has come back; whether it was aborted, perhaps too late: the context must `resume` either way."""
         with self._lock:
             self._running, is_aborted, self._is_aborted = None, self._is_aborted, False
         return is_aborted

@@ -180,9 +180,7 @@ class GuessingDrafter(ABC, Generic[TextT]):
     def _guess_on(
         self, drafts: list[GuessInProgress[TextT]], rows: Rows[tuple[Sequence, int]], plain_ms: float
     ) -> list[Guess]:
-        """Guess all rows' next tokens together, step by step, until each has enough or is so unsure that one token more
-        is not worth its time.
-        """
+        """Guess all rows' next tokens together, until each has enough or the next is not worth its time."""
         least_probability = self._cost.decode_ms(len(drafts), self._used_cells) / plain_ms
         left = [draft for draft in drafts if draft.ahead < draft.wanted]
         while left:
