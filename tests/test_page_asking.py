@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import httpx
 from page_browser import ENDLESS, Visitor, saying, violations
 from playwright.sync_api import Browser, expect
+
+from harness import until
 
 
 def test_enter_while_an_answer_is_written_sends_the_question_next(browser: Browser, tmp_path: Path) -> None:
@@ -139,3 +142,31 @@ def test_escape_stops_all_answers_that_are_written_side_by_side(browser: Browser
         page.get_by_label("Message", exact=True).press("Escape")
         expect(cards.locator(".note")).to_have_text(["Stopped.", "Stopped."])
         expect(page.get_by_role("button", name="Send", exact=True)).to_be_visible()
+
+
+def test_the_choice_of_one_answer_or_another_question_ends_those_that_are_not_shown_any_more(
+    browser: Browser, tmp_path: Path
+) -> None:
+    with saying(browser, tmp_path, "Again and again. ", "--max-tokens", "16000", **ENDLESS) as here:
+
+        def running() -> list[str]:
+            return [each["id"] for each in httpx.get(f"{here.url}/v1/requests").json()["data"]]
+
+        page = here.visit().page
+        page.locator("#chips").click()
+        page.get_by_label("Answers at once").fill("2")
+        page.keyboard.press("Escape")
+        here.ask("Twice?")
+        expect(page.locator(".compared .block").nth(1)).to_be_visible()
+        httpx.delete(f"{here.url}/v1/requests/{running()[0]}")
+        page.get_by_role("button", name=re.compile("Use this one|Stop comparing")).click()
+        assert until(running, lambda ids: not ids) == []
+        expect(page.get_by_role("button", name="Send", exact=True)).to_be_visible()
+        page.get_by_label("Message", exact=True).press("ArrowUp")
+        page.get_by_role("button", name="Send again", exact=True).click()
+        expect(page.locator(".compared .block").nth(1)).to_be_visible()
+        before = running()
+        page.get_by_role("button", name="Edit and send again").click()
+        page.get_by_role("button", name="Send again", exact=True).click()
+        until(running, lambda ids: len(ids) == 2 and not {*ids} & {*before})
+        page.keyboard.press("Escape")

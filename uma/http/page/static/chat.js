@@ -395,6 +395,7 @@ export class Chat {
   /** @type {Actions} */
   actions = {
     resend: (message, text, files) => {
+      for (const run of this.running) void run.stop(); // it answers what is asked no more
       add(this.current, { parent: message.parent, role: "user", text, files });
       this.isAtEnd = true;
       this.answer(this.current, this.current.leaf);
@@ -432,6 +433,8 @@ export class Chat {
       this.render();
     },
     show: (id) => {
+      if (this.actions.isCompared(this.current.messages[id]))
+        for (const run of this.running) if (run.message.id !== id) void run.stop(); // nobody would see it
       this.compared = null;
       show(this.current, id);
       void this.save(this.current);
