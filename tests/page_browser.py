@@ -104,6 +104,13 @@ class Visitor:
         return answers.nth(count - 1).locator(".blocks").inner_text()
 
 
+def unfold_settings(page: Page) -> None:
+    """Open what is folded in the sheet of settings, which is shown."""
+    more = page.locator("#more-settings")
+    if more.get_attribute("open") is None:
+        more.get_by_text("More", exact=True).click()
+
+
 @contextmanager
 def visitor(browser: Browser, url: str, *, width: int = 1200, height: int = 800) -> Iterator[Visitor]:
     """A window with nothing kept from others. Fails where the page's scripts did.

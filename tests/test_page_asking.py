@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import httpx
-from page_browser import ENDLESS, Visitor, saying, violations
+from page_browser import ENDLESS, Visitor, saying, unfold_settings, violations
 from playwright.sync_api import Browser, expect
 
 from harness import until
@@ -134,6 +134,7 @@ def test_escape_stops_all_answers_that_are_written_side_by_side(browser: Browser
     with saying(browser, tmp_path, "Again and again. ", "--max-tokens", "16000", **ENDLESS) as here:
         page = here.visit().page
         page.locator("#chips").click()
+        unfold_settings(page)
         page.get_by_label("Answers at once").fill("2")
         page.keyboard.press("Escape")
         here.ask("Twice?")
@@ -154,6 +155,7 @@ def test_the_choice_of_one_answer_or_another_question_ends_those_that_are_not_sh
 
         page = here.visit().page
         page.locator("#chips").click()
+        unfold_settings(page)
         page.get_by_label("Answers at once").fill("2")
         page.keyboard.press("Escape")
         here.ask("Twice?")

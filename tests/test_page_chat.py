@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from http_server import HttpServer, new_key, running_http
-from page_browser import HURRY, LONG, Visitor, saying, violations, visitor
+from page_browser import HURRY, LONG, Visitor, saying, unfold_settings, violations, visitor
 from playwright.sync_api import Browser, Page, expect
 from script_model import SWITCHED, THOUGHT
 
@@ -351,6 +351,7 @@ def test_instructions_and_files_reach_the_model(here: Visitor, tmp_path: Path) -
 def test_every_setting_says_what_it_does_and_reaches_the_server(here: Visitor) -> None:
     page = here.visit().page
     page.get_by_role("button", name="Settings", exact=True).click()
+    unfold_settings(page)
     sheet = page.locator("#settings")
     fields = sheet.locator("input:not([type=radio], [type=checkbox]), textarea")
     texts = fields.evaluate_all(
@@ -395,6 +396,7 @@ def test_the_chip_tells_how_many_settings_it_does_not_name(here: Visitor) -> Non
     chip = page.locator("#chips")
     expect(chip).to_have_text("Settings")
     page.get_by_role("button", name="Settings", exact=True).click()
+    unfold_settings(page)
     page.locator("#set-seed").fill("7")
     page.locator("#set-top_p").fill("0.5")
     page.locator("#set-stop").fill("zz")
@@ -539,6 +541,7 @@ def test_thinking_grows_while_the_model_thinks_and_over_a_reload(browser: Browse
         expect(page.locator(".note")).to_contain_text("Stopped.")
         assert thoughts.text_content() == whole
         page.get_by_role("button", name="Settings", exact=True).click()
+        unfold_settings(page)
         expect(page.get_by_role("group", name="Priority")).to_be_visible()
         expect(page.get_by_role("group", name="Thinking")).to_have_count(0)  # this template has no switch
         page.keyboard.press("Escape")

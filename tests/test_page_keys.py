@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 from http_server import HttpServer, new_key, running_http
-from page_browser import Visitor, violations, visitor
+from page_browser import Visitor, unfold_settings, violations, visitor
 from playwright.sync_api import Browser, Page, expect
 
 from harness import PATIENCE_SEC, is_settled, short_directory, until
@@ -168,6 +168,7 @@ def test_a_key_for_the_normal_lane_can_chat_and_only_what_is_chosen_is_sent(here
     assert "priority" not in json.loads(sent.value.post_data or "")
     here.wait_for_answer()
     page.get_by_role("button", name="Settings", exact=True).click()
+    unfold_settings(page)
     page.get_by_role("radio", name="Background").check()
     page.keyboard.press("Escape")
     with page.expect_request("**/ui/api/answers") as sent:

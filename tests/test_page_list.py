@@ -62,7 +62,10 @@ def test_the_list_is_scrolled_to_the_conversation_that_is_shown(here: Visitor) -
 
 def test_conversations_are_found_pinned_renamed_and_deleted_in_the_list(here: Visitor, tmp_path: Path) -> None:
     page = here.visit().page
-    both = [conversation("Fishing", "A pike is a *fish* of still water."), conversation("Cooking", "Boil the water.")]
+    both = [
+        conversation("Fishing", "A **pike** is a *fish* of\n> still `water`, see [here](http://a/b): 2*3, a_b."),
+        conversation("Cooking", "Boil the water."),
+    ]
     choose(page, saved(*both))
     expect(page.locator(".entry")).to_have_count(2)
     assert titles(page) == ["July 2025", "Cooking", "March 2024", "Fishing"]
@@ -71,7 +74,7 @@ def test_conversations_are_found_pinned_renamed_and_deleted_in_the_list(here: Vi
     expect(page.get_by_role("combobox")).to_be_focused()
     page.keyboard.type("Still PIKE")
     expect(page.get_by_role("option")).to_have_count(1)
-    expect(page.locator(".found .snippet")).to_contain_text("A pike is a *fish* of still")
+    expect(page.locator(".found .snippet")).to_have_text("A pike is a fish of still water, see here: 2*3, a_b.")
     assert violations(page) == []
     page.keyboard.press("Enter")
     expect(page.locator("#title")).to_have_text("Fishing")
@@ -150,7 +153,7 @@ def test_the_palette_has_actions_and_goes_by_arrow_keys(here: Visitor) -> None:
     page.keyboard.press("ArrowUp")  # around the end
     expect(page.locator(".found[aria-selected=true] .name")).to_have_text(names[-1])
     assert violations(page) == []
-    for words, action in (("settings", "Settings"), ("system prompt", "Settings"), ("dark", "Change theme")):
+    for words, action in (("settings", "Settings"), ("options", "Settings"), ("dark", "Change theme")):
         search.fill(words)
         expect(page.locator(".found[aria-selected=true] .name")).to_have_text(action)
     search.fill("new chat")
@@ -224,3 +227,49 @@ def test_common_keys_begin_a_chat_copy_the_answer_and_hide_the_list(here: Visito
     expect(keys.get_by_text("Copy the last answer")).to_be_visible()
     page.keyboard.press("Control+Shift+O")  # a dialog lies over all else
     expect(keys).to_be_visible()
+
+
+def test_the_palette_begins_with_another_conversation_and_leads_to_each_setting(here: Visitor) -> None:
+    page = here.visit().page
+    page.locator("#model").wait_for()
+    first = page.get_by_role("option", selected=True).locator(".name")
+    page.keyboard.press("Control+k")
+    expect(first).to_have_text("New chat")
+    page.keyboard.press("Escape")
+    choose(page, saved(conversation("Fishing", "Warm."), conversation("Cooking", "The temperature of water.")))
+    page.locator(".conversation", has_text="Cooking").click()
+    page.keyboard.press("Control+k")
+    expect(first).to_have_text("Fishing")
+    page.keyboard.press("Enter")
+    expect(page.locator("#title")).to_have_text("Fishing")
+    # What is called so comes before a conversation that has the word.
+    for name, label in (("temperature", "Temperature"), ("stop seq", "Stop sequences")):
+        page.keyboard.press("Control+k")
+        page.keyboard.type(name)
+        expect(first).to_have_text(label)
+        assert violations(page) == []
+        page.keyboard.press("Enter")
+        expect(page.get_by_label(label)).to_be_focused()
+        expect(page.get_by_label(label)).to_be_in_viewport()
+        assert violations(page) == []
+        page.keyboard.press("Escape")
+
+
+def test_the_settings_that_few_people_change_are_folded_until_one_of_them_is_set(here: Visitor) -> None:
+    page = here.visit().page
+    page.locator("#chips").click()
+    fields = page.locator("#settings .field:visible").locator("label, legend")
+    expect(page.locator("#settings").get_by_label("Temperature")).to_be_visible()
+    assert "Priority" not in fields.all_inner_texts() and len(fields.all_inner_texts()) <= 5
+    page.get_by_label("Temperature").fill("0.5")
+    page.get_by_text("More", exact=True).click()
+    expect(page.get_by_label("Seed")).to_be_visible()
+    page.reload()
+    page.locator("#chips").click()
+    expect(page.get_by_label("Seed")).to_be_hidden()
+    page.get_by_text("More", exact=True).click()
+    page.get_by_label("Seed").fill("7")
+    page.reload()
+    page.locator("#chips").click()
+    expect(page.get_by_label("Seed")).to_have_value("7")
+    expect(page.get_by_label("Seed")).to_be_visible()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from http_server import HttpServer
-from page_browser import FLAGS, LONG, Visitor, find_chromium, violations
+from page_browser import FLAGS, LONG, Visitor, find_chromium, unfold_settings, violations
 from playwright.sync_api import FilePayload, Page, expect, sync_playwright
 
 FILL = """() => {
@@ -734,6 +734,7 @@ def test_the_boxes_of_numbers_are_in_line_also_beside_one_with_a_fault(here: Vis
 def test_more_stop_strings_than_can_be_set_are_told_and_stay_in_their_field(here: Visitor) -> None:
     page = here.visit().page
     page.get_by_role("button", name="Settings", exact=True).click()
+    unfold_settings(page)
     stops = [f"stop {number}" for number in range(20)]
     field = page.get_by_label("Stop sequences")
     field.fill("\n".join(stops))

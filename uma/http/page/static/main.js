@@ -11,7 +11,7 @@ import { Palette } from "./palette.js";
 import { Picker } from "./picker.js";
 import { exportJson, exportMarkdown, ImportError, importJson } from "./reading.js";
 import { find, wordsOf } from "./search.js";
-import { DEFAULTS, openSettings, readSettings, summary, SYSTEM_KEY } from "./settings.js";
+import { DEFAULTS, fieldsOf, fillSettings, readSettings, showSettings, summary, SYSTEM_KEY } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
 
 /** Shares of the context from which a conversation's is told, and from which it counts as nearly full. */
@@ -83,7 +83,7 @@ const picker = new Picker({
 const composer = new Composer({
   send: (text, files) => chat.send(text, files),
   stop: () => chat.stop(),
-  openSettings: editSettings,
+  openSettings: () => editSettings(),
   count,
   model: modelName,
   editLast: () => chat.editLast(),
@@ -164,13 +164,16 @@ async function count(text) {
   return ask("tokenize", { model: (info?.models && modelName()) || undefined, content: text }).then(({ count }) => count, () => undefined);
 }
 
-/** Search for anything: conversations by what was said in them, models, actions. */
+/** Search for anything: conversations by what was said in them, models, settings, actions. */
 function search() {
   sidebar.show(false);
-  palette.open("Search conversations, models and actions", (text) => {
+  prepareSettings();
+  palette.open("Search conversations, models, settings and actions", (text) => {
     const words = wordsOf(text);
-    const found = chat.newestFirst
-      .flatMap((each) => find(each, words) ?? [])
+    const has = (/** @type {string} */ where) => words.every((word) => where.toLowerCase().includes(word));
+    const isShown = (/** @type {Conversation} */ each) => each === chat.current && location.hash !== "#live";
+    const conversations = chat.newestFirst
+      .flatMap((each) => (words.length || !isShown(each) ? (find(each, words) ?? []) : []))
       .slice(0, words.length ? MAX_FOUND : FEW)
       .map(({ conversation, id, snippet }) => ({
         group: "Conversations",
@@ -182,8 +185,15 @@ function search() {
           composer.focus();
         },
       }));
-    const doing = actions().filter(({ label, also = "" }) => words.every((word) => `${label} ${also}`.toLowerCase().includes(word)));
-    return [...found, ...doing, ...(words.length ? picker.entries(info, modelName(), text) : [])];
+    const doing = actions().filter(({ label, also = "" }) => has(`${label} ${also}`));
+    if (!words.length) return [...conversations, ...doing];
+    const settings = [...fieldsOf()]
+      .filter(([_, { textContent }]) => has(textContent ?? ""))
+      .map(([label]) => ({ group: "Settings", label, run: () => editSettings(label) }));
+    // Where one is called so, its group comes before those that have the words somewhere.
+    const isNamed = (/** @type {Entry[]} */ group) => Number(group.some(({ label }) => label.toLowerCase().startsWith(text.toLowerCase())));
+    const groups = [conversations, doing, settings, picker.entries(info, modelName(), text)];
+    return groups.sort((one, other) => isNamed(other) - isNamed(one)).flat();
   });
 }
 
@@ -197,7 +207,7 @@ function actions() {
     { label: "Copy the last answer", state: "Ctrl Shift C", run: copyLast },
     { label: "Show or hide the list of conversations", state: "Ctrl Shift S", also: "sidebar", run: () => sidebar.toggle() },
     { label: "Choose a model", run: chooseModel },
-    { label: "Settings", also: "system prompt instructions sampling temperature priority presets key", run: editSettings },
+    { label: "Settings", also: "preferences options instructions", run: () => editSettings() },
     { label: "Live view", run: click("tab-live") },
     { label: "Chat", run: click("tab-chat") },
     { label: "Decide about a text", run: click("decide") },
@@ -308,13 +318,19 @@ async function copyLast() {
   else if (await copy(heading, last.text)) toast("The last answer is copied.", undefined, "copy");
 }
 
-function editSettings() {
+function prepareSettings() {
   const change = (/** @type {Settings} */ settings) => {
     chat.change({ settings });
     keep(SETTINGS_KEY, JSON.stringify(settings));
   };
   byId("key-section", HTMLElement).hidden = !currentKey();
-  openSettings(chat.current.settings, info, change);
+  fillSettings(chat.current.settings, info, change);
+}
+
+/** @param {string} [label] The field that is sought. */
+function editSettings(label) {
+  prepareSettings();
+  showSettings(label);
 }
 
 function changeTheme() {
@@ -524,7 +540,7 @@ function listen() {
   const outgrow = (/** @type {Settings["truncation"]} */ truncation) => () => (chat.outgrow(truncation), composer.focus());
   const clicks = {
     "new-chat": begin,
-    "open-settings": editSettings,
+    "open-settings": () => editSettings(),
     theme: changeTheme,
     menu: () => sidebar.openMenu(byId("menu", HTMLElement), chat.current.id, null),
     title: () => chat.conversations.includes(chat.current) && rename(chat.current, heading),

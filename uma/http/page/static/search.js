@@ -11,6 +11,9 @@ const MAX_PLACES = 500;
 /** The words of what is sought, in lower case. @param {string} text */
 export const wordsOf = (text) => text.toLowerCase().split(/\s+/).filter(Boolean);
 
+/** Marks of Markdown: an address behind its words, what begins a line or a fence, and what stands around words. */
+const MARKS = /(?<=\])\([^)\s]*\)?|!?\[(?=[^\]]*\]\()|(?<=\[[^\]]*)\](?=\()|^\s*(?:#{1,6}|>+)\s|^\s*[-*+]\s|^\s*\|[|:\s-]*$|`+|(?<!\w)(?:\*+|_+|~~)(?=\S)|(?<=\S)(?:\*+|_+|~~)(?!\w)/gm;
+
 /** How many of the words a text has. @param {string} lower @param {string[]} words */
 const count = (lower, words) => words.filter((word) => lower.includes(word)).length;
 
@@ -29,7 +32,7 @@ export function find(conversation, words) {
     .map(([at]) => at)
     .sort((a, b) => count(from(b), words) - count(from(a), words) || a - b);
   const start = Math.max(0, place - BEFORE_CHARS);
-  const snippet = best.whole.slice(start, start + SNIPPET_CHARS).replace(/\s+/g, " ");
+  const snippet = best.whole.slice(start, start + 2 * SNIPPET_CHARS).replace(MARKS, "").replace(/\s+/g, " ").slice(0, SNIPPET_CHARS);
   return { conversation, id: best.id, snippet: `${start ? "…" : ""}${snippet}` };
 }
 

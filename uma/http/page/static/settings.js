@@ -15,6 +15,8 @@ const MAX_LOGPROBS = 20;
 /** Beyond this a browser counts in steps, and writes what no server takes for a whole number. */
 const MAX_WHOLE = Number.MAX_SAFE_INTEGER;
 
+/** Numbers that most people change first: the others are folded until one of them is set. */
+const FIRST = ["temperature", "max_tokens"];
 /** Sampling that the chip tells by name; of all others it tells how many are set. */
 const NAMED = ["temperature", "max_tokens", "logprobs"];
 
@@ -120,15 +122,14 @@ export function summary(settings) {
   return parts.join(" · ");
 }
 
-/** Show the sheet. Changes count at once. @param {Settings} settings @param {Info | undefined} info @param {(settings: Settings) => void} onChange @param {string} preset The name of the preset that was chosen. @param {Settings} [before] Those that a reset has replaced. */
-export function openSettings(settings, info, onChange, preset = "", before = undefined) {
-  const dialog = byId("settings", HTMLDialogElement);
+/** Fill the sheet. Changes count at once. @param {Settings} settings @param {Info | undefined} info @param {(settings: Settings) => void} onChange @param {string} preset The name of the preset that was chosen. @param {Settings} [before] Those that a reset has replaced. */
+export function fillSettings(settings, info, onChange, preset = "", before = undefined) {
   const draft = structuredClone(settings);
   const changed = () => onChange(structuredClone(draft));
   const load = (/** @type {Settings} */ chosen, preset = "", /** @type {Settings | undefined} */ before = undefined) => {
     Object.assign(draft, { answers: undefined, unread: undefined }, chosen);
     changed();
-    openSettings(draft, info, onChange, preset, before);
+    fillSettings(draft, info, onChange, preset, before);
   };
   const system = byId("system", HTMLTextAreaElement);
   system.value = draft.system;
@@ -148,11 +149,35 @@ export function openSettings(settings, info, onChange, preset = "", before = und
   const fresh = () => load({ ...structuredClone(DEFAULTS), system: draft.system }, "", structuredClone(draft));
   reset.onclick = () => (before ? load(before) : fresh());
   const had = FIELDS.filter(({ name }) => name !== "logprobs" || (info?.capabilities.max_logprobs ?? -1) >= 0);
-  byId("numbers", HTMLElement).replaceChildren(...had.map((field) => numberField(field, draft, info, changed)));
+  for (const [id, isFirst] of /** @type {[string, boolean][]} */ ([["numbers", true], ["more-numbers", false]])) {
+    const fields = had.filter(({ name }) => FIRST.includes(name) === isFirst);
+    byId(id, HTMLElement).replaceChildren(...fields.map((field) => numberField(field, draft, info, changed)));
+  }
   stops(draft, changed);
   schema(draft, changed);
   byId("schema-field", HTMLElement).hidden = !info?.capabilities.grammars?.includes("json_schema");
+  const { system: _system, reasoning: _reasoning, ...more } = draft;
+  const folded = Object.entries(draft.sampling).filter(([name]) => !FIRST.includes(name));
+  if (summary({ ...more, system: "", sampling: Object.fromEntries(folded) })) byId("more-settings", HTMLDetailsElement).open = true;
+}
+
+/** Each field of the sheet, by what it is called. @returns {Map<string, HTMLElement>} */
+export function fieldsOf() {
+  /** @type {NodeListOf<HTMLElement>} */
+  const found = document.querySelectorAll("#settings .field:not([hidden], [hidden] *)");
+  return new Map(Array.from(found, (field) => [field.querySelector("label, legend")?.textContent ?? "", field]));
+}
+
+/** Show the sheet, at the field that is called so. @param {string} [label] */
+export function showSettings(label = "") {
+  const dialog = byId("settings", HTMLDialogElement);
   if (!dialog.open) dialog.showModal();
+  const field = fieldsOf().get(label);
+  const more = field?.closest("details");
+  if (more) more.open = true;
+  const input = field?.querySelector("input:checked, input[type=number], input[type=text], textarea, button");
+  if (input instanceof HTMLElement) input.focus();
+  field?.scrollIntoView({ block: "center" });
 }
 
 /** @returns {Record<string, any>} What people have kept under a name. */
