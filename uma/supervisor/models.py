@@ -284,7 +284,7 @@ class LoadedModels(Models):
             for name, model in self._known.items():
                 model.file = files.get(name, model.file)
                 if name not in files or state_of(model.file.path) is None:
-                    model.leave("its file was deleted")
+                    model.leave("replaced", "its file was deleted")
 
     async def _find(self, name: str | None) -> ServedModel:
         """The model of a name. The folders are read again where it is not known, broken, or as the default one gone."""
