@@ -632,6 +632,19 @@ def test_a_model_that_can_never_fit_is_told_at_the_start_and_refused_with_what_i
     assert all(re.search(told, refused.json["error"]["message"]) for refused in (answer, loaded))
 
 
+def test_a_load_beside_pinned_models_which_leave_no_memory_is_refused_as_a_request_is(
+    serve_models: ServeModels, tmp_path: Path
+) -> None:
+    large = write_model(tmp_path / "large.gguf", feed_forward=40_000)
+    server = serve_models("--models", f"alpha,{large}", "--memory", "180", "--n-ctx", "512")
+    assert run_to_end(*uma_command("pin", "alpha", "--socket", str(server.process.socket))).returncode == 0
+    loaded, answer = server.ask("POST", "/models/load", {"model": "large"}), complete(server, "large")
+    assert (loaded.status, answer.status) == (503, 503)
+    assert loaded.headers["retry-after"] == answer.headers["retry-after"]
+    assert "beside alpha, which stays" in loaded.json["error"]["message"]
+    assert loaded.json["error"]["message"] == answer.json["error"]["message"]
+
+
 def test_models_that_never_fit_into_the_memory_of_all_are_told_by_run_doctor_and_the_list_of_models(
     tmp_path: Path,
 ) -> None:

@@ -1,12 +1,11 @@
-"""llama-server's router: `/models/load` and `/models/unload`. Neither waits; `GET /models` tells how far that is."""
+"""llama-server's router: `/models/load` and `/models/unload`. `GET /models` tells how far a load is."""
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 import attrs
+import trio
 
-from uma.errors import BadRequest, ModelUnusable, UmaError
+from uma.errors import BadRequest, UmaError
 from uma.http.exchange import Exchange
 from uma.http.gateway import Gateway
 from uma.http.local_user import check_manager
@@ -14,6 +13,9 @@ from uma.http.many import own_model
 from uma.http.problem import Unsupported
 from uma.http.reader import read
 from uma.types import ListedModel, Models
+
+REFUSED_SEC = 1.0
+"""Maximum wait for the reason why a load does not begin, such as models that stay and leave no memory for it."""
 
 
 @attrs.frozen(kw_only=True)
@@ -24,20 +26,26 @@ class RouterBody:
 
 
 async def load(gateway: Gateway, http: Exchange) -> None:
-    """`POST /models/load`."""
+    """`POST /models/load`. A load that is refused at once has the answer that a request to the model would have."""
     models, model = await _found(gateway, http)
     if model.state in ("loading", "loaded"):
         raise BadRequest.at("model", f"{model.name} is already running")
-    if not model.fits:
-        raise ModelUnusable(model.failure)
     assert gateway.tasks is not None  # the service runs, or there would be no connection
-    gateway.tasks.start_soon(_load, models, model.name)
+    failures, tried = list[UmaError](), trio.Event()
+
+    async def attempt() -> None:
+        try:
+            await models.load(model.name)
+        except UmaError as error:  # what comes later than the answer is told by the list of models
+            failures.append(error)
+        tried.set()
+
+    gateway.tasks.start_soon(attempt)
+    with trio.move_on_after(REFUSED_SEC):
+        await tried.wait()
+    if failures:
+        raise failures[0]
     await http.answer_json({"success": True})
-
-
-async def _load(models: Models, name: str) -> None:
-    with suppress(UmaError):  # which the list of models tells
-        await models.load(name)
 
 
 async def unload(gateway: Gateway, http: Exchange) -> None:
