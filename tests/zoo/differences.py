@@ -37,7 +37,7 @@ DIFFERENT: dict[str, dict[tuple[str, ...], tuple[str, ...]]] = {
     "the text of an earlier turn with thinking stays": {
         ("thought",): ("unsloth-mistral-Devstral-Small-2507.jinja",),
     },
-    "it is the user's": {
+    "it becomes a message of the user": {
         ("system again",): (
             "Bielik-11B-v3.0-Instruct.jinja",
             "HuggingFaceTB-SmolLM3-3B.jinja",
@@ -53,7 +53,7 @@ DIFFERENT: dict[str, dict[tuple[str, ...], tuple[str, ...]]] = {
         ),
     },
     "a text beside a call stays": {("text beside a call",): ("google-gemma-4-31B-it-interleaved.jinja",)},
-    "tools are told in the system message": {
+    "tools are described in the system message": {
         WITH_TOOLS: (
             "HuggingFaceTB-SmolLM3-3B.jinja",
             "deepseek-ai-DeepSeek-R1-Distill-Llama-8B.jinja",
@@ -67,11 +67,11 @@ DIFFERENT: dict[str, dict[tuple[str, ...], tuple[str, ...]]] = {
     "the role of a result is its tool's name": {
         WITH_TOOLS: ("Kimi-K2-Instruct.jinja", "Kimi-K2-Thinking.jinja"),
     },
-    "calls before stand in the message's text": {
+    "earlier calls are in the message's text": {
         WITH_TOOLS: ("LFM2-8B-A1B.jinja", "LFM2.5-Instruct.jinja"),
     },
     "the thinking before a call is shown": {("thought before a call",): ("upstage-Solar-Open-100B.jinja",)},
-    "where an answer goes on": {
+    "where an answer is continued": {
         ("begun",): (
             "deepseek-ai-DeepSeek-V4-Flash-0731.jinja",
             "deepseek-ai-DeepSeek-V4.jinja",
