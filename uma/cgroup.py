@@ -128,7 +128,9 @@ def cpu_quota(root: Path = ROOT) -> float:
 
 
 def quota_use(root: Path = ROOT) -> QuotaUse | None:
-    """What all processes under the tightest quota on this one have used of it; None without a quota, or unknown."""
+    """What all processes under the tightest quota on this one have used of it; None without a quota, or where it is
+    unknown.
+    """
     bounding = min(groups(root, "cpu"), key=Group.cpu_quota, default=None)
     if bounding is None or bounding.cpu_quota() == math.inf:
         return None
@@ -142,7 +144,10 @@ def quota_use(root: Path = ROOT) -> QuotaUse | None:
 
 @lru_cache(maxsize=8)
 def groups(root: Path, controller: str) -> tuple[Group, ...]:
-    """The groups that bound this process by `controller`, its own first: looked up once, as it does not change."""
+    """The groups that bound this process by `controller`, its own first; `root` is where `/proc` and the mounts are.
+
+    Looked up once: limits change while a server runs, its group does not.
+    """
     proc = root / "proc" / "self"
     return tuple(bounding_groups(_text(proc / "cgroup"), _text(proc / "mountinfo"), controller, root))
 

@@ -79,7 +79,9 @@ class Child:
         self._is_closed = False
 
     def start(self) -> None:
-        """Start the process if there is none, without waiting for it. Raises `OSError`, and `ChildClosedError`."""
+        """Start the process if there is none. Does not wait for it. Raises `OSError` where that is impossible, and
+        `ChildClosedError`.
+        """
         if self._process is not None:
             return
         if self._is_closed:
@@ -152,7 +154,9 @@ class Child:
         self._kill()
 
     def _kill(self) -> int | None:
-        """End the process, if there is one. Returns what it ended with, negative for a signal; None where it hangs."""
+        """End the process, if there is one. Returns what it has ended with: a signal that was first is negative; None
+        where it has not, as it waits for a disk or a driver.
+        """
         if self._sock is not None:
             self._sock.close()
             self._sock = None

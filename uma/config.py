@@ -45,7 +45,9 @@ def default_socket() -> str:
 
 
 def own_folder(name: str) -> str:
-    """UMA's own folder of this name for this user: in `$XDG_DATA_HOME/uma`; empty for a user without a home."""
+    """A folder of UMA's own for this user: `$XDG_DATA_HOME/uma/NAME`, by default in `~/.local/share`; empty for a user
+    without a home.
+    """
     if data := os.environ.get("XDG_DATA_HOME"):
         return str(Path(data) / "uma" / name)
     try:

@@ -233,7 +233,10 @@ _NAMES = {str: "a string", int: "an integer", float: "a number", bool: "true or 
 
 
 def name_of(hint: Any) -> str:
-    """A type as an error message names it: `a list of integers`, `one of -1, 0, 1`, or a string in its annotations."""
+    """A type as an error message names it: `a string`, `a list of integers`, `one of -1, 0, 1`.
+
+    One that has a string among its annotations has that as its name.
+    """
     origin = get_origin(hint)
     if origin is typing.Annotated:
         base, *rest = get_args(hint)
@@ -252,7 +255,9 @@ MAX_LINES = 20
 
 
 def problems(value: Any, hint: Any, path: str) -> Iterator[Wrong]:
-    """Every way `value` is not a `hint`, a line each; of a list as many as are told, and one more."""
+    """Every way `value` is not a `hint`, each as a line about its path. Of a list's items as many as are
+    told, and one that shows that there are more.
+    """
     origin = get_origin(hint)
     if origin is typing.Annotated:
         yield from _annotated_problems(value, hint, path)

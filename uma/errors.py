@@ -164,7 +164,10 @@ class Overloaded(UmaError):
 
 
 class Loading(Overloaded):
-    """The model is still being loaded: the same works later. Has `retry_after_ms`. On the wire requests wait."""
+    """The model is still being loaded, and the same request works later. Carries `retry_after_ms`.
+
+    On the wire there is none: requests wait there.
+    """
 
 
 class IdleTimeout(UmaError):

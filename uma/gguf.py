@@ -72,7 +72,10 @@ class Tensor(NamedTuple):
 
 
 class HeaderReader:
-    """Reader of a header from a file's first bytes. Raises `EOFError` for too few, `ValueError` for what is none."""
+    """Reader of a GGUF file's header, from the file's first bytes.
+
+    Its methods raise `EOFError` where these are too few, and `ValueError` where no header is like them.
+    """
 
     def __init__(self, block: bytes) -> None:
         self.block = block

@@ -79,7 +79,9 @@ def _bare(lark: str) -> tuple[str, list[Any]]:
 
 
 def longest_way(leads: Mapping[T, Sequence[T]], weights: Mapping[T, int]) -> int:
-    """The largest weight of what leads from one to the next; those that lead to each other add up (Tarjan 1972)."""
+    """The largest weight of what leads from one to the next, where all that lead to each other count together (Tarjan
+    1972).
+    """
     seen: dict[T, int] = {}
     low: dict[T, int] = {}
     longest: dict[T, int] = {}

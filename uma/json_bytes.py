@@ -64,7 +64,9 @@ def outside_strings(data: bytes) -> Iterator[bytes]:
 
 
 def _checked(value: Any) -> Any:
-    """`value` itself. Raises `orjson.JSONEncodeError` where `dumps` cannot write it."""
+    """`value` itself. Raises `orjson.JSONEncodeError` for integers beyond 64 bits, halves of characters, and what is
+    nested too deeply.
+    """
     dumps(value)
     return value
 

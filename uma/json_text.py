@@ -64,7 +64,9 @@ def loads(text: str) -> Any:
 
 
 def dumps(value: Any, **options: Any) -> str:
-    """JSON of a value with numbers as they were written, as `json.dumps` writes it, and not only in ASCII."""
+    """JSON of a value with numbers as they were written, as `json.dumps` writes it with these options, and not only in
+    ASCII.
+    """
     found: list[str] = []
     mark = secrets.token_hex(16)  # which no text in `value` can have
     try:

@@ -51,7 +51,10 @@ def unix_socket() -> socket.socket:
 
 
 def lock(handle: int, *, waits: bool = False) -> None:
-    """Lock an open file until it is closed. Raises `BlockingIOError` unless it `waits`, and `OSError` on Windows."""
+    """Lock an open file against other processes, until it is closed.
+
+    Raises `BlockingIOError` where another has it and this does not wait, and `OSError` on Windows.
+    """
     if sys.platform == "win32":
         raise unsupported("locks of files")
     fcntl.flock(handle, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))

@@ -1,4 +1,6 @@
-"""The JSON Schema of a Python class: of pydantic's models, or attrs' classes and dataclasses by their fields."""
+"""The JSON Schema of a Python class: pydantic's models tell it themselves, attrs' classes and dataclasses have it in
+their fields' types.
+"""
 
 from __future__ import annotations
 

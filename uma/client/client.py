@@ -146,7 +146,10 @@ class Client:
         return found.tokenized
 
     async def embed(self, request: EmbedRequest) -> Embeddings:
-        """See `Source.embed`. Texts that one frame does not hold are asked for in several requests."""
+        """See `Source.embed`. Texts that the server does not take in one frame are asked for in several requests.
+
+        Raises `BadRequest` where the server is too old to know the question.
+        """
         id = self._fresh_id()
         sent = attrs.evolve(request, id=id, metadata=with_span(request.metadata))
         try:

@@ -20,7 +20,10 @@ _PLACE = re.compile(r"(texts|token_ids|documents)\[(\d+)\]")
 
 
 def halves(request: R, error: FrameTooLarge) -> tuple[R, R, int]:
-    """A request too long for one frame as two, and the texts of the first. Raises `PromptTooLarge` for one text."""
+    """A request that is too long for one frame, as two of half its texts each, and how many the first one has.
+
+    Raises `PromptTooLarge` for one text alone.
+    """
     field = next(name for name in ("texts", "token_ids", "documents") if getattr(request, name, None) is not None)
     texts = getattr(request, field)
     middle = len(texts) // 2

@@ -1,4 +1,6 @@
-"""The models of a server that has several, for another process: one session for each model, one for the rest."""
+"""The models of a server that has several, for another process: a session with each that is asked, and one for the
+rest.
+"""
 
 from __future__ import annotations
 
@@ -186,7 +188,9 @@ class ModelsThere(Models):
 
 @asynccontextmanager
 async def models_there(path: str | Path, client: Client) -> AsyncIterator[ModelsThere]:
-    """The models of the server at `path`, to which `client` is a session without a model, for the block."""
+    """The models of the server that `client`, a session without a model of its own, is connected to, for as long as the
+    block; `path` is that server's socket.
+    """
     async with trio.open_nursery() as nursery:
         models = ModelsThere(path, client, nursery)
         await models.look_again()

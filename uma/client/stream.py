@@ -19,7 +19,8 @@ from uma.net.wakeup import Wakeup
 from uma.types import Event, Finished, Token
 
 BUFFER_EVENTS = 8192
-"""Maximum events of one request that wait for its caller: a shorter answer comes whole, however slow that is."""
+"""Maximum events of one request that wait for its caller. An answer of fewer tokens comes whole, however slow its
+caller is."""
 
 
 @attrs.define(eq=False)

@@ -107,7 +107,9 @@ class EventLog:
 
 
 def merged(events: Sequence[KvEvent]) -> list[KvEvent]:
-    """Merge changes: a chain of blocks stored one after the other is one event, and so are removals in a row."""
+    """Merge changes into fewer events: a chain of blocks that are stored one after the other becomes one event, and so
+    do removals in a row.
+    """
     out: list[KvEvent] = []
     for event in events:
         last = out[-1] if out else None

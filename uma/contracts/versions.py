@@ -18,7 +18,10 @@ CONTRACT_VERSIONS = ("1.0",)
 
 
 def negotiate_version(client_version: str, server_versions: Sequence[str] = CONTRACT_VERSIONS) -> str:
-    """The highest of `server_versions` with the client's major: 1.10 is over 1.9. Raises `VersionMismatch`."""
+    """The highest of `server_versions` with the client's major, compared as numbers: 1.10 is over 1.9.
+
+    Raises `VersionMismatch` naming both sides' versions.
+    """
     asked = parse_version(client_version)
     known = {
         version: server_version

@@ -19,7 +19,8 @@ from uma.engine.worker.status import HAS_SLOT, Status
 from uma.types import Activity, Explained, RecordedText, RunningRequest
 
 MAX_LISTED = 64
-"""Maximum waiting requests that are listed: more than fit a screen; viewers ask four times a second."""
+"""Maximum waiting requests that are listed: more than fit a screen, and few enough for a viewer that asks four times a
+second."""
 
 
 def activity_of(sequences: Iterable[Sequence], now_ms: float, max_active: int, id: str = "") -> Activity:

@@ -44,7 +44,9 @@ class AdapterSet:
         return array("i", self.scaled[0][0].invocation).tobytes() if self.scaled else b""
 
     def placed(self, tokens: array[int]) -> tuple[AdapterSet, int]:
-        """The set of a prompt, and from which token on: of an aLoRA its last invocation; without one no set."""
+        """The set that a prompt is computed with, and from which token on: of an aLoRA the last place where it is
+        invoked; without one the model alone.
+        """
         if not (invocation := self.invocation):
             return self, 0
         data, end = tokens.tobytes(), len(tokens) * tokens.itemsize

@@ -37,7 +37,8 @@ NO_CLASSIFIER = (
     "weights of both words; where another tool made the file, convert the model again"
 )
 MAX_OPEN_BYTES = 64 * 2**20
-"""Maximum size of the embeddings and tokens that requests wait for: further requests are refused as overload."""
+"""Maximum size of the embeddings that requests wait for and of their tokens, all together: further requests are refused
+as overload."""
 
 
 @attrs.frozen

@@ -260,7 +260,9 @@ class Engine:
         self._requests.refused(request, spent.so_far_ms, why.code if isinstance(why, UmaError) else "")
 
     async def _prompt(self, sent: Request, spent: Preparing) -> tuple[Cut, Request, PicturePrompt]:
-        """What is asked, without the turns that do not fit; what the template is given of that; the prompt."""
+        """What is asked of what was sent, without the turns that do not fit; what the template is given of that; the
+        prompt.
+        """
         request = await self._prompts.rewritten(self._chat.prepared, sent)
         self._gate.check_queue(request.priority)
         prompt = await self._read(request, sent)
@@ -451,7 +453,10 @@ class Engine:
         self.worker.yield_memory()
 
     async def end_request(self, number: int) -> bool:
-        """End the request of this `RunningRequest.number`; its reader gets `Ended`. Whether there was one."""
+        """End the request of this `RunningRequest.number`, with all of its answers; its reader gets `Ended`.
+
+        Whether there was one.
+        """
         found = next((sequence for sequence in self._requests.open if sequence.key == number), None)
         if found is None or found.status is Status.ENDED:
             return False

@@ -49,7 +49,9 @@ class Loader:
         """Configuration with numbers for what it leaves to the GPUs' memory."""
 
     def model(self) -> Model:
-        """The model that answers. Raises `ModelError`, and `ConfigError` where memory cannot keep its weights."""
+        """The model that answers. Raises `ModelError`, and `ConfigError` where its weights are to be kept in memory and
+        do not fit.
+        """
         model = self._load(self._model, "model", self.config)
         try:
             for adapter in self.config.adapters:
@@ -71,7 +73,9 @@ class Loader:
         return self._load(self._draft, "draft", attrs.evolve(self._asked, n_cpu_moe=0))
 
     def projector(self, model: Model) -> Projector | None:
-        """The projector: `--mmproj`, or the one beside the model. Raises `ModelError` where that is named."""
+        """What the model sees and hears with: `--mmproj`, or the one beside it. Raises `ModelError` where that is
+        named.
+        """
         named, path = self.config.mmproj, self._projector
         if path is None or not model.is_causal:
             return None

@@ -163,7 +163,9 @@ class _Tasks:
 
 
 def _make_context(ledger: Ledger, model: Model, config: RuntimeConfig, beside: Callable[[], None] | None) -> Context:
-    """The context, and what a thread of its own does beside it: a fault there shows in the request that needs it."""
+    """The context; and what is done beside it, on a thread of its own, has been done. A fault of that shows again in
+    the request that needs it.
+    """
     with ThreadPoolExecutor(1, thread_name_prefix="uma-grammar") as helper:
         if beside is not None:
             helper.submit(beside)
@@ -179,7 +181,9 @@ def _make_context(ledger: Ledger, model: Model, config: RuntimeConfig, beside: C
 def _open_draft(
     stack: AsyncExitStack, ledger: Ledger, loader: Loader, config: RuntimeConfig, target: Context
 ) -> tuple[Context | None, PredictionHeads | None]:
-    """The draft model's context, or the assistant, where one is of use, closed with `stack`. Keeps its model open."""
+    """The draft model's context, or the assistant that it is, where one is configured and can be of use, closed with
+    `stack`. It keeps its model open.
+    """
     if not config.draft:
         return None, None
     if reason := sizing.why_no_drafts(target, config):

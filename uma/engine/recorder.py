@@ -16,7 +16,8 @@ import trio
 from uma.engine.clock import now_ms
 
 MAX_VALUES = 400_000
-"""Maximum spans of a trace, and names of requests: the trace says what was dropped. All take some 60 MB."""
+"""Maximum spans of a trace, and names of requests in them: what comes behind is dropped, and the trace says so. With
+all of them it takes some 60 MB."""
 EVENTS_AT_ONCE = 500
 """Spans that are written at a stretch: other threads have a turn between."""
 DECODE, TRIO = "decode", "Trio"

@@ -92,7 +92,8 @@ class Rules:
     process_bytes: int = 64 * 2**20
     """Memory of a process beside weights and context: Python, llama.cpp, its buffers for computing."""
     vocabulary_bytes: int = 900
-    """Memory of a token of the vocabulary: some 600 in tables, and a logit in each row of a large batch."""
+    """Memory of a token of the vocabulary: some 600 in tables of llama.cpp and of grammars, and a logit in each row of
+    a large batch."""
     float_bytes: int = 4
     """Bytes of a logit, and of a score of plain attention, which keeps those of a whole ubatch in each head."""
     mask_bytes: int = 2
@@ -434,7 +435,9 @@ def reproducible_params(shape: Shape, config: RuntimeConfig, n_ctx: int, free_by
 
 
 def draft_params(model: Model, target: Context, config: RuntimeConfig, free_bytes: int) -> ContextParams:
-    """A draft model's context for the sequences of `target`, in a quarter of `free_bytes`, or a `ConfigError`."""
+    """The context of a draft model, for the sequences of `target`, in a quarter of `free_bytes`. Raises `ConfigError`
+    where it cannot draft.
+    """
     shape = model.shape
     if not shape.is_causal or shape.has_states:
         kind = f"a {shape.memory} model, whose state cannot be cut behind a draft" if shape.is_causal else "an encoder"
@@ -462,7 +465,9 @@ def draft_params(model: Model, target: Context, config: RuntimeConfig, free_byte
 
 
 def predicting_params(target: Context, config: RuntimeConfig, free_bytes: int) -> ContextParams:
-    """The context of the target's prediction head, in a quarter of `free_bytes`. Raises `ConfigError`."""
+    """The context of the target's prediction head, with its sequences, in a quarter of `free_bytes`. Raises
+    `ConfigError` where that is too little.
+    """
     shape = target.model.shape.of_prediction_heads
     cell_bytes = max(1, _cell_bytes(shape, config))
     affordable = free_bytes // RULES.pool_share // cell_bytes // ROUNDED_TOKENS * ROUNDED_TOKENS
@@ -529,7 +534,9 @@ def max_text_tokens(context: Context) -> int:
 
 
 def max_reproducible_tokens(context: Context, config: RuntimeConfig, free_bytes: int) -> int:
-    """Maximum tokens of a reproducible request, by the memory that is left; 0 for a model that does not generate."""
+    """Maximum tokens of one request that is computed apart from all others, by the memory that is left; 0 for a model
+    that does not generate.
+    """
     if not context.model.is_causal:
         return 0
     affordable = free_bytes // RULES.pool_share // _cell_bytes(context.model.shape, config)
@@ -537,7 +544,9 @@ def max_reproducible_tokens(context: Context, config: RuntimeConfig, free_bytes:
 
 
 def max_active(context: Context, config: RuntimeConfig) -> int:
-    """Maximum sequences that run at once. Where no id is left, a health probe waits for a sequence's token."""
+    """Maximum sequences that run at once. One id is left for health probes where llama.cpp has as many; else a probe
+    waits for the next token of a sequence.
+    """
     return max(1, min(_most_sequences(config), context.n_sequences))
 
 
@@ -655,7 +664,9 @@ def cache_ram_bytes(config: RuntimeConfig, free_bytes: int) -> int:
 
 
 def free_kv_bytes(config: RuntimeConfig) -> int:
-    """Free memory where the KV is: on the GPUs, in the machine, or the smaller of both where each has layers."""
+    """Free memory where the KV is: on the GPUs, or in the machine; the smaller of both where each has a part of the
+    layers.
+    """
     if not _keeps_kv_on_gpu(config):
         return free_memory_bytes()
     on_gpus = sum(gpu.free_bytes for gpu in devices.gpus())
@@ -681,7 +692,9 @@ def _computes_on_gpu(config: RuntimeConfig) -> bool:
 
 
 def free_memory_bytes(root: Path = cgroup.ROOT) -> int:
-    """Memory left to this process's control groups without swapping; where the system does not say, half of all."""
+    """Memory available without swapping, within the limits of this process's control groups; half of the machine's
+    where the system does not say.
+    """
     return int(min(_machine_free_bytes(root / "proc" / "meminfo"), cgroup.memory_left_bytes(root)))
 
 

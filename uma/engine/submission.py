@@ -33,7 +33,8 @@ from uma.net.client import CLIENT, ORIGIN, OWNER, USER, span_of
 from uma.types import DEFAULT_MAX_TOKENS, MAX_SEED, Request, RequestMetrics, SamplingParams, Usage
 
 GATHER_SEC = 0.02
-"""Maximum time that a burst is gathered, while more requests come or are read, before the decode thread wakes."""
+"""Maximum time that a burst of requests is gathered, while more keep coming in or are being sent and read, before the
+decode thread is woken."""
 MAX_EXPLAINED = 1_000
 """Requests that can be explained, those that run besides."""
 
@@ -270,7 +271,9 @@ class Submission:
         )
 
     def _most_tokens(self, asked: int | None, left: int) -> tuple[int, tuple[str, ...]]:
-        """The tokens that an answer can have of `left`, with a warning where that is less than it asks for."""
+        """The tokens that an answer can have where the context has so many left, and a warning where that is less than
+        it asks for.
+        """
         limit = self._config.max_tokens
         most = min((limit or DEFAULT_MAX_TOKENS) if asked is None else asked, limit or left, left)
         if asked is None or asked <= most:

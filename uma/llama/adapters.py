@@ -69,7 +69,9 @@ def load(model: int, parts: Iterable[Path], path: Path, name: str, scale: float)
 
 
 def check(path: Path, parts: Iterable[Path]) -> int:
-    """How many of the model's matrices a LoRA adapter changes. Raises `ModelError`, with the reason, for none."""
+    """Raise `ModelError`, naming the file and the reason, where it is no LoRA adapter of the model with these files;
+    else how many of the model's matrices it changes.
+    """
     header.read(path)
     reader, models = header.whole_header(path), [header.whole_header(part) for part in parts]
     weights = {tensor.name: tensor for model in models for tensor in model.tensors}

@@ -68,7 +68,9 @@ DONE, NO_ROOM, ABORTED, INVALID_BATCH = 0, 1, 2, -1
 
 @attrs.frozen(kw_only=True)
 class ContextParams:
-    """How a context is made, in the names of `RuntimeConfig`; what llama.cpp made of it the `Context` tells."""
+    """How a context is made. The names and meanings are those of `RuntimeConfig`; what llama.cpp made of them is read
+    from the `Context`.
+    """
 
     n_ctx: int = 0
     """KV cells of all sequences together; 0: as many as the model was trained for."""
@@ -111,7 +113,9 @@ class ContextParams:
         return _rounded(self.n_ctx if self.kv_unified else self.n_ctx // self.n_seq_max)
 
     def window_cells(self, window_tokens: int) -> int:
-        """Cells of layers with a window of so many tokens; small ones have what a sequence sees, and a batch."""
+        """Cells of layers with a window of so many tokens: with small ones, what each sequence attends to and a batch
+        adds.
+        """
         needed = window_tokens * (self.n_seq_max if self.kv_unified else 1) + min(self.n_ubatch, self.n_batch)
         in_buffer = self.n_ctx_seq if self.swa_full else min(self.n_ctx_seq, _rounded(needed))
         return in_buffer * (1 if self.kv_unified else self.n_seq_max)
@@ -336,7 +340,10 @@ class Context(Closing):
         return view
 
     def embedding(self, seq: int) -> npt.NDArray[np.float32]:
-        """A copy of what a sequence's tokens in the last batch were pooled to. Raises `ValueError` for none."""
+        """A copy of what the last batch's tokens of a sequence were pooled to: an embedding, or scores with `rank`.
+
+        Raises `ValueError` where the batch had none of its tokens.
+        """
         pointer = lib.llama_get_embeddings_seq(self.handle, seq)
         if not pointer:
             raise ValueError(f"seq: nothing was pooled for {seq}")

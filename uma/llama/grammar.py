@@ -60,7 +60,8 @@ llguidance's own four sets take twice as long to make (1.3 s, not 0.7).
 
 _BITS = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0, -np.inf)
 _ADDENDS = _BITS.astype(np.float32)
-"""Addends for each byte of a bitmask, of the logits of eight tokens: 0 where allowed, else minus infinity."""
+"""Addends for each byte of a bitmask: what is added to the logits of its eight tokens: 0 where allowed, else minus
+infinity."""
 
 
 _BEFORE_TEXT = ("", "\n", "\x01")
@@ -176,7 +177,9 @@ class GrammarState:
             raise DecodeFailed(f"the grammar cannot be followed further: {in_plain_words(reason)}")
 
     def _is_delayed(self) -> bool:
-        """Whether it is compiled again, once, after a bound that others' texts can have used up."""
+        """Whether it is compiled again: after a bound of the automaton was reached, which the texts of other requests
+        can have used up, once.
+        """
         if self._make is not None and is_of_size(self.matcher.get_error()):
             self._renewed, self._make = self._make(), None
         return self._renewed is not None
@@ -217,7 +220,10 @@ class _TooLargeToKeep(Exception):
 
 
 class GrammarCompiler:
-    """Compiles grammars for one vocabulary and keeps those used last; any thread. Its states need it to be there."""
+    """Compiles grammars for one vocabulary and keeps those used last. Safe to use from several threads.
+
+    Its states are of use as long as it is there.
+    """
 
     def __init__(self, vocab: Vocab) -> None:
         self._vocab = vocab
@@ -234,7 +240,9 @@ class GrammarCompiler:
         """Held while a grammar is compiled again: one at a time, as each takes a core."""
 
     def kept(self, key: str) -> GrammarState | None:
-        """A state at the beginning of a `key_of`'s grammar, if compiled lately: then `compile` is not waited for."""
+        """A state at the beginning of the grammar of a `key_of` if that was compiled lately: then `compile` need not be
+        waited for.
+        """
         with self._lock:
             return self._state(key) if key in self._kept else None
 
@@ -381,7 +389,9 @@ class GrammarCompiler:
 
 
 class GrammarMasks:
-    """Computes a batch's masks on a helper thread. For one thread: `begin`, compute something else, `wait`."""
+    """Computes the masks of a batch's rows on a helper thread. Belongs to one thread, which calls `begin`, computes
+    something else, and calls `wait`.
+    """
 
     def __init__(self, n_vocab: int) -> None:
         self._n_vocab = n_vocab

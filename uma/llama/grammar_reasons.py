@@ -100,7 +100,9 @@ def is_of_size(reason: str) -> bool:
 
 
 def in_plain_words(reason: str, *, has_places: bool = True) -> str:
-    """llguidance's reason, on one line. Without `has_places` places in it are of another grammar, and left out."""
+    """llguidance's reason, on one line. Without `has_places` a place in it means nothing: its grammar was made of
+    another.
+    """
     if match := _REGEX.search(reason):
         return _cut(f"{match[3]} (character {len(match[2]) + 1} of the regular expression)")
     if (bound := bound_of(reason)) is not None:

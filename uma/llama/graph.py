@@ -89,7 +89,9 @@ class RunningGraph:
 
     @property
     def progress(self) -> float:
-        """Which part of the batch's nodes is done, 0 to 1; less, of the first batch of its size. 0 where none runs."""
+        """Which part of the batch's nodes is done, from 0 to 1; of the first batch of its size a smaller one. 0 where
+        none is computed.
+        """
         expected = self._expected
         return min(1.0, self._count() / expected) if expected else 0.0
 

@@ -307,7 +307,9 @@ def needs_trial(header: Header) -> bool:
 
 
 def read(path: Path) -> Header:
-    """Read a file's header. Raises `ModelError`, with the reason, for none, or figures that no model can have."""
+    """Read a file's header. Raises `ModelError`, naming the file and the reason, where there is no whole one, or one
+    whose figures no model can have.
+    """
     size = _check_is_file(path)
     with path.open("rb") as file:
         start = file.read(512)

@@ -152,7 +152,9 @@ class PredictionHeads(Closing):
         return row
 
     def predict(self, head: int, rows: Sequence[Guessed]) -> int:
-        """Compute what this head guesses: `Context.decode`'s answer; with any but `DONE` all texts are forgotten."""
+        """Compute what this head guesses. The answer is that of `Context.decode`; with any but `DONE` all texts are
+        forgotten.
+        """
         self._batch.clear()
         for index, row in enumerate(rows):
             self._hidden[index] = row.hidden

@@ -35,7 +35,8 @@ from uma.llama.vocab import Vocab
 from uma.types import ModelInfo, listed_name
 
 OnProgress = Callable[[float], bool]
-"""Called on the loading thread with the part that is loaded, 0 to 1. False ends the load. It must not raise."""
+"""Called on the loading thread with the part of the weights that is loaded, 0 to 1. False ends the load. It must not
+raise."""
 
 SAMPLES, SAMPLE_BYTES = 256, 4096
 

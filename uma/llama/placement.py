@@ -52,7 +52,9 @@ class Placement:
 
 
 def place(parts: Iterable[Header], free_bytes: Sequence[int], kv_bytes: int) -> Placement:
-    """Placement of as much of a model as GPUs with so many free bytes hold beside `kv_bytes` for all layers."""
+    """Placement of as much of a model as GPUs with so many free bytes each hold, beside `kv_bytes` of KV for all layers
+    together.
+    """
     parts = list(parts)
     sizes = {name: size for part in parts for name, size in part.tensor_bytes.items()}
     n_layers = parts[0].n_layers

@@ -83,7 +83,9 @@ class TextPiece:
 
 
 class Picture:
-    """A piece of a prompt that is a picture or a sound, or a part of one. Any thread, one at a time."""
+    """A piece of a prompt that is a picture or a sound, or a part of one. It can be used from any thread, one at a
+    time.
+    """
 
     def __init__(self, handle: int) -> None:
         """Own a copy of a chunk that belongs to libmtmd."""
@@ -109,12 +111,17 @@ class Picture:
 
 
 class Projector(Closing):
-    """Owner of a context of libmtmd. `prepare`: any thread; `encode`, `decode`: one. To be closed before the model."""
+    """Owner of a context of libmtmd. `prepare` is safe in any thread; `encode` and `decode` belong to one at a time.
+
+    Close it before the model.
+    """
 
     def __init__(
         self, path: Path, model: Model, *, threads: int = 0, uses_gpu: bool = True, is_tried: bool = False
     ) -> None:
-        """Load it beside its model, tried in a child process first unless it `is_tried`. Raises `ModelError`."""
+        """Load it beside the model that it is for, in a process that it can end first, unless it `is_tried`. Raises
+        `ModelError`.
+        """
         self.path = path
         self.model = model
         self._handle: int | None = None
@@ -214,7 +221,9 @@ class Projector(Closing):
         return True
 
     def _has_come_to(self, _node: int, is_asked: bool, _data: int) -> bool:
-        """Callback of llama.cpp: whether there is to be a break behind a node, and in a break whether to go on."""
+        """Callback of llama.cpp, which asks of a node whether there is to be a break behind it, and in a break whether
+        to go on.
+        """
         if is_asked:
             self._nodes += 1
             return self._nodes % CUT_NODES == 0

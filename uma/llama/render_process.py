@@ -37,7 +37,9 @@ class RenderProcesses:
             child.start()
 
     def render(self, conversation: dict[str, Any]) -> str:
-        """The text of a conversation. Raises `UnusableError`, also for a child that died, and `Overloaded`."""
+        """The text of a conversation. Raises `UnusableError`, also for a child that had to be killed, or died, and
+        `Overloaded` where the machine had no time for it.
+        """
         try:
             with self._children.taken() as child:
                 answer = child.ask(conversation)

@@ -124,7 +124,9 @@ class ChatTemplate:
 
     @cached_property
     def _user_end(self) -> str:
-        """What the template writes behind a user's message, before an answer; empty where that is not told apart."""
+        """What the template writes behind a message of the user, before it opens an answer; empty where that does not
+        tell the two apart.
+        """
         try:
             asked = self._rendered(_QUESTION, (), {}, opens_answer=False)
             opened = self._rendered(_QUESTION, (), {}, opens_answer=True)
@@ -178,7 +180,9 @@ class ChatTemplate:
 
     @cached_property
     def switches(self) -> frozenset[str]:
-        """Names of its `variables` that a request can give: not every conversation's, nor what it only sets itself."""
+        """Names of its `variables` that a request can give: none that every conversation has, and none that it only
+        sets for itself.
+        """
         tree = _tree_of(self.source)
         if tree is None:
             return frozenset()
@@ -252,7 +256,9 @@ class _TemplateTraits:
     takes_thought_or_content: bool = False
     """Whether it takes thinking or content of a message with calls, and refuses both."""
     results_are_with_calls: bool = False
-    """Whether it reads results of calls in `tool_responses` of the calls' message, as Gemma 4's first ones do."""
+    """Whether it reads the results of calls as `tool_responses` of the message with the calls, and of no message of
+    their own, as the first templates of Gemma 4 do.
+    """
 
 
 def _traits_of(source: str) -> _TemplateTraits:

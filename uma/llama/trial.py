@@ -52,7 +52,9 @@ def check_model(path: Path, *, predicts: bool) -> None:
 
 
 def check_projector(path: Path, model: Path) -> None:
-    """Raise `ModelError` where libmtmd ends the process over this projector. Takes as long as reading it."""
+    """Raise `ModelError` where libmtmd ends the process over this projector beside a model. Takes as long, and what
+    reading the projector takes; any thread.
+    """
     # The model's own weights are read where its kind alone does not say how positions are told.
     weights_bytes = path.stat().st_size + sum(part.size_bytes for part in header.read_parts(model))
     _check(_Trial((_digest(path), _digest(model)), False, (str(path), str(model)), weights_bytes))

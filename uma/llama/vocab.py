@@ -21,7 +21,8 @@ from uma.errors import BadRequest
 from uma.types import FillIn
 
 BLOCK = 4000
-"""Half of the maximum length (characters) of a word for a pre-tokenizer that recurses; see `_cuts`."""
+"""Half of the maximum length (characters) of a word in a text for a pre-tokenizer of llama.cpp that recurses; see
+`_cuts`."""
 
 STRETCH = 16_384
 """Minimum length (characters) between two cuts of a text at its special tokens; see `Vocab._special_cuts`."""
@@ -250,7 +251,9 @@ class Vocab:
         return piece
 
     def pieces(self) -> list[bytes]:
-        """Every token's bytes: a sixth of a second for 128,000. Not kept: most are never seen, and take 13 MiB."""
+        """Every token's bytes, as `piece` gives them: a sixth of a second for 128,000 tokens. They are not kept here:
+        most tokens are never seen, and 262,000 take 13 MiB.
+        """
         size = 64
         buffer, read = ctypes.create_string_buffer(size), lib.llama_token_to_piece
         pieces: list[bytes] = []

@@ -31,7 +31,8 @@ MAX_REDIRECTS = 3
 MAX_FETCHING = 8
 """Maximum requests that fetch at once."""
 MAX_FETCHING_BY_CLIENT = 4
-"""Maximum requests of one client that fetch at once: a server that never answers leaves turns to others."""
+"""Maximum requests of one client that fetch at once: what it asks of a server that never answers leaves turns to
+others."""
 TURN_SEC = 20.0
 """Maximum time that a request waits for its turn to fetch."""
 
@@ -102,7 +103,9 @@ class Fetcher:
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
-        """A block that fetches. Its client's requests wait for each other first, so that others are not behind them."""
+        """A block that fetches. Its client's other requests wait first for each other, so that those of others are not
+        behind all of them.
+        """
         own = self._turns_of.setdefault(CLIENT.get(), trio.CapacityLimiter(MAX_FETCHING_BY_CLIENT))
         async with AsyncExitStack() as turn:
             with trio.move_on_after(TURN_SEC) as patience:
@@ -116,7 +119,9 @@ class Fetcher:
             yield
 
     async def fetch(self, url: str, field: str, left: int = MAX_REQUEST_BYTES) -> bytes:
-        """What a URL leads to, of `left` bytes at most. Raises `BadRequest`, without what the other side has said."""
+        """What a URL leads to, of `left` bytes at most. Raises `BadRequest`, without a word of what the other side
+        has said.
+        """
         for _ in range(MAX_REDIRECTS + 1):
             parts = _parts(url, field)
             try:

@@ -52,7 +52,10 @@ def check_count(request: Request) -> None:
 
 
 def file_of(text: str, field: str) -> bytes:
-    """The file that base64 stands for, as WHATWG's data URLs have it: with blanks, unpadded. Raises `BadRequest`."""
+    """The file that base64 stands for, in lines, with blanks or without padding too, as WHATWG's data URLs have it.
+
+    Raises `BadRequest`.
+    """
     text = text.translate(_BLANKS)
     if len(text) > 4 * MAX_FILE_BYTES // 3 + 4:
         raise BadRequest.at(field, f"is over the limit of {MAX_FILE_BYTES:,} bytes for a file")
@@ -74,7 +77,9 @@ def over_limit(field: str, left: int) -> BadRequest:
 
 
 def check_file(data: bytes, field: str, *, sees: bool, hears: bool) -> str:
-    """Name of a file's format, which the model takes. Raises `BadRequest` for none, or too large a picture."""
+    """Name of a file's format, which the model takes. Raises `BadRequest` for what is
+    none by its first bytes, or a picture that says it is too large.
+    """
     form = form_of(data)
     taken = (PICTURES if sees else ()) + (SOUNDS if hears else ())
     if sees and form == "WebP":

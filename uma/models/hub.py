@@ -136,7 +136,10 @@ def _names(offer: Offer) -> set[str]:
 
 
 def parse(text: str, environ: Mapping[str, str]) -> Reference:
-    """`OWNER/NAME[@REVISION][:QUANTIZATION or file]`, with `hf.co/` or as a URL too. Raises `ModelError`."""
+    """`OWNER/NAME[@REVISION][:QUANTIZATION or file]`, with or without `hf.co/`, or a URL of the hub's.
+
+    Raises `ModelError` for anything else.
+    """
     endpoint = endpoint_of(environ)
     ours = [*(f"https://{host}" for host in HOSTS), *([endpoint] if endpoint else [])]
     base = next((our for our in ours if text.startswith(f"{our}/")), None)

@@ -67,7 +67,9 @@ def without_adapter(asked: str, adapters: Collection[str]) -> str:
 def one_meant(
     asked: str, names: Mapping[str, Iterable[str]], adapters: Mapping[str, Collection[str]] | None = None
 ) -> str:
-    """The key of the model that is meant, perhaps with one of its `adapters`. Raises `UnknownModel`."""
+    """The key of the one model that is meant, with or without one of its `adapters`. Raises `UnknownModel` for none, or
+    several.
+    """
     found = meant(asked, names)
     if not found and (adapted := {name for name, own in (adapters or {}).items() if adapter_in(asked, own)}):
         found = meant(asked.rpartition("+")[0], {name: names[name] for name in adapted})

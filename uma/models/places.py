@@ -109,7 +109,9 @@ def _ollama_folders(environ: Mapping[str, str]) -> list[Path]:
 
 
 def _gguf_files(folder: Path) -> list[Path]:
-    """Every GGUF file below the folder, by name; of split models the first part. Paths must be UTF-8."""
+    """Every GGUF file below the folder, but of a split model only the first part, by name. One whose path is no UTF-8
+    is left out: no request and no list could name it.
+    """
     return [
         path
         for path in files_below(folder)

@@ -32,7 +32,9 @@ def beside(model: Path) -> Path | None:
 
 
 def chosen(named: str, model: Path) -> Path | None:
-    """The projector that `--mmproj` names, else the one beside the model; None where it is to have, or has, none."""
+    """The projector that `--mmproj` names, else the one that lies beside the model; None: it is to have none, or there
+    is none.
+    """
     if named == "off":
         return None
     return Path(named).expanduser() if named else beside(model)

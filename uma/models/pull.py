@@ -43,7 +43,9 @@ class Pull:
     on_progress: Callable[[int], None]
 
     def run(self) -> Path:
-        """Fetch what is missing; the file to load. Raises `UmaError`, and keeps all but a file of a wrong checksum."""
+        """Fetch what is missing; the file to load. Raises `UmaError`; what was loaded is then kept, except for a file
+        with a wrong checksum.
+        """
         self._check_room(self.offer.size_bytes - sum(map(self._here, self.offer.files)))
         missing = [wanted for wanted in self.offer.files if not self._blob(wanted).is_file()]
         done = self.offer.size_bytes - sum(wanted.size_bytes for wanted in missing)

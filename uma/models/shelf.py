@@ -37,7 +37,9 @@ class Shelf:
     _settings: dict[str, ModelSettings] = attrs.field(factory=dict, init=False)
 
     def read(self) -> None:
-        """Look for what is here now. Raises `ModelError` where a chosen model, or one with settings, cannot load."""
+        """Look for what is here now. Raises `ModelError` where one that was chosen, or has settings, is not, or cannot
+        be loaded.
+        """
         found = catalog.available(self.environ)
         self._broken = {file.name: file for file in found if file.problem is not None}
         self._states = {name: state_of(file.path) for name, file in self._broken.items()}
@@ -101,7 +103,9 @@ class Shelf:
         return any(state_of(file.path) != self._states[name] for name, file in self._broken.items())
 
     def named(self, asked: str) -> ModelFile:
-        """The one that `asked` means. Raises `UnknownModel` for none, or several, and `ModelUnusable`."""
+        """The one that `asked` means. Raises `UnknownModel` for none, or several, and `ModelUnusable` for a broken
+        file.
+        """
         names = {name: (name, *file.also, *self.settings_of(file).alias) for name, file in self._files.items()}
         if len(broken := meant(asked, {name: (name,) for name in self._broken})) == 1 and not meant(asked, names):
             raise ModelUnusable(f"model: {self._broken[broken[0]].problem}")

@@ -25,7 +25,8 @@ with suppress(ImportError):  # Windows
 from uma.net.wakeup import Wakeup
 
 RECEIVE_BYTES = 65536
-"""Maximum bytes of one read: a batch of 32 token events, some 3 KiB, nearly always comes whole."""
+"""Maximum bytes of one read. A batch of 32 token events is about 3 KiB, so a read is nearly always everything there
+is."""
 FAIR_BYTES = 8192
 """What a peer must read within the time allowed, as long as there is more for it. Also the most that is sent at once,
 since the system counts whole pieces as read."""
@@ -258,7 +259,10 @@ class Link:
         return any(events & (select.POLLHUP | select.POLLERR) for _, events in poll.poll(0))
 
     async def hung_up(self) -> None:
-        """Wait until the peer is gone, or will send no more, also with data unread; for ever where no Linux tells."""
+        """Wait until the peer is gone, or will send no more, also where it has sent what nobody has read yet.
+
+        Without Linux's word for that this waits until it is cancelled.
+        """
         if sys.platform != "linux":
             await trio.sleep_forever()
         # An epoll is readable itself once something has happened that it watches for.

@@ -20,7 +20,9 @@ _PLAIN = re.compile(r"[\w.,:;/@%+*()\[\]<>#~-]+", re.ASCII)
 
 
 def logfmt(fields: Mapping[str, Any]) -> str:
-    """`key=value` pairs on one line; what has spaces, quotes or control characters as JSON, and a dict as an object."""
+    """`key=value` pairs on one line; a value with spaces, quotes or control characters is written as a JSON string, and
+    a dict as an object.
+    """
     return " ".join(f"{key}={_value(value)}" for key, value in fields.items() if value is not None)
 
 

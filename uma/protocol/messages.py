@@ -71,7 +71,9 @@ class Hello:
 
 @attrs.frozen
 class Sender:
-    """Whose a request is, where a program asks for clients of its own. Heeded of the server's user, and root."""
+    """Whose a request is, where a program asks for clients of its own. Heeded of the user that the server runs as, and
+    root.
+    """
 
     client: Annotated[str, Length(0, 128)] = ""
     """Tells the program's clients apart: they take turns as sessions do."""
@@ -140,14 +142,20 @@ class ExplainQuery(Marked):
 
 @attrs.frozen
 class TraceQuery(Marked):
-    """A trace of the next seconds, for the server's user and root: `{"type": "trace", "seconds": …}`."""
+    """A trace of the next seconds asked for: `{"type": "trace", "seconds": …}`.
+
+    For the user that the server runs as, and root.
+    """
 
     seconds: Annotated[float, Range(gt=0, le=MAX_TRACE_SEC)] = 5.0
 
 
 @attrs.frozen
 class EndQuery(Marked):
-    """The end of a running request of any session, for the server's user and root: `{"type": "end", "number": …}`."""
+    """The end asked for of a running request, whichever session it is of: `{"type": "end", "number": …}`.
+
+    For the user that the server runs as, and root.
+    """
 
     number: Annotated[int, Range(1)]
     """The request's `number` in an `activity` event."""
@@ -155,7 +163,10 @@ class EndQuery(Marked):
 
 @attrs.frozen
 class PauseQuery(Marked):
-    """A pause in computing, for the server's user and root: `{"type": "pause", "seconds": …}`. A `health` answers."""
+    """A pause asked for, in which nothing is computed: `{"type": "pause", "seconds": …}`. Answered by a `health` event.
+
+    For the user that the server runs as, and root.
+    """
 
     seconds: Annotated[float, Range(ge=0, le=MAX_PAUSE_SEC)] = MAX_PAUSE_SEC
     """0: go on."""
@@ -182,7 +193,10 @@ class LoadQuery(Marked):
 
 @attrs.frozen
 class UnloadQuery(Marked):
-    """A model to leave behind its requests, for the server's user and root: `{"type": "unload", "model": …}`."""
+    """A model to leave once its requests have ended: `{"type": "unload", "model": …}`. Answered at once.
+
+    For the user that the server runs as, and root.
+    """
 
     model: ModelName | None = None
     """None: the server's default."""
@@ -190,7 +204,10 @@ class UnloadQuery(Marked):
 
 @attrs.frozen
 class PinQuery(Marked):
-    """A model to be loaded and to stay, for the server's user and root: `{"type": "pin", "model": …}`."""
+    """A model to be loaded and to stay, whatever needs its memory: `{"type": "pin", "model": …}`.
+
+    For the user that the server runs as, and root.
+    """
 
     model: ModelName | None = None
     """None: the server's default."""

@@ -383,7 +383,10 @@ class ServerSession:
         return self._fail(error, key, key if isinstance(key, str) else None)
 
     def drain(self) -> bytes:
-        """No more requests: each is refused with `E_RUNTIME_SHUTDOWN`, but for health and metrics. Closes when idle."""
+        """No more requests: each new one is refused with `E_RUNTIME_SHUTDOWN`, but health and metrics are answered.
+
+        Closes once nothing runs; now, if so.
+        """
         self._is_draining = True
         return b"" if self._running else self.fail(ShuttingDown(STOPPING))
 
@@ -496,7 +499,10 @@ class ClientSession:
         self._frames.feed(data)
 
     def next_event(self) -> ServerEvent | None:
-        """The next event, or None until more is received. Raises for what is none: the session is of no use then."""
+        """The next event, or None until more bytes are received.
+
+        Raises `InvalidJson`, `BadRequest` or `FrameTooLarge` for what is no event: the session is of no use after.
+        """
         payload = self.next_frame()
         return None if payload is None else self.event(payload)
 
@@ -505,7 +511,9 @@ class ClientSession:
         return self._frames.next_frame()
 
     def event(self, payload: bytes) -> ServerEvent:
-        """The event of a frame, the next one. Any thread: log probabilities take long. Raises as `next_event`."""
+        """The event of a frame, which must be the next. Any thread: one with log probabilities takes long. Raises as
+        `next_event`.
+        """
         event = parse_event(payload)
         if isinstance(event, HelloEvent):
             self.info, self.version = event.info, event.version

@@ -1,4 +1,7 @@
-"""The process of one of several models: a server of one session, its standard input. It ends with its parent."""
+"""The process of one model among several: a server whose one session is the socket on its standard input.
+
+It ends with the supervisor: when that is killed, at once.
+"""
 
 from __future__ import annotations
 

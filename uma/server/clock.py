@@ -42,7 +42,9 @@ class IdleClock:
 
     @contextmanager
     def standing(self) -> Iterator[None]:
-        """No alarm for the block, in which the client waits for the server. `update` has to follow."""
+        """No alarm for the block, in which what has come is taken in: the client waits for the server. `update` has to
+        follow.
+        """
         self._stands, self.scope.deadline = True, inf
         try:
             yield

@@ -55,7 +55,8 @@ W = TypeVar("W", EmbedRequest, RerankRequest, DecisionRequest)
 A = TypeVar("A", Request, EmbedRequest, RerankRequest, DecisionRequest)
 
 LINGER_SEC = 0.5
-"""The peer can still be sending after the last event: reading on spares it a broken pipe before it has read why."""
+"""After the last event the peer can still be sending. Reading on for a moment spares it a broken pipe before it has
+read why."""
 HANG_UP_CHECK_SEC = 0.5
 """After a client has closed its sending half its socket is readable for ever, so a hang-up has to be looked for."""
 
@@ -416,7 +417,9 @@ class Connection(ABC):
         return self.engine if isinstance(self.engine, Models) else None
 
     async def card(self, model: str | None, *, loads: bool = True) -> ServerInfo:
-        """What the server is: this model, the names of all, and this user's limits. `loads`: see `Models.card`."""
+        """What the server is, of several models with this one, and with limits as they are for this user. `loads`: see
+        `Models.card`.
+        """
         model = self.own_model(model if self.models else None)
         info = self.engine.info if self.models is None else await self.models.card(model, loads=loads)
         if self.account is None:
@@ -431,7 +434,9 @@ class Connection(ABC):
         return () if self.models else self.engine.info.capabilities.adapters
 
     def own_model(self, asked: str | None) -> str | None:
-        """The model that a request gets. Raises `UnknownModel` for none of that name, or one its user must not use."""
+        """The model that a request which asks for this one gets. Raises `UnknownModel` where there is none of that
+        name, or its user must not use it.
+        """
         if self.models is None:
             model = self.engine.info.model
             of = {model: (model.name, model.title)}

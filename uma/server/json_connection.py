@@ -71,7 +71,8 @@ logger = logging.getLogger("uma.server")
 
 
 MAX_QUERIES = 16
-"""Maximum queries of a session that are being answered; beyond it the input waits, as for `MAX_STARTING`."""
+"""Maximum queries of one session that are being answered; beyond it the session's input waits, as for
+`MAX_STARTING`."""
 SLICE_SEC = 0.001
 """Time with frames that nothing comes of, such as cancels without effect, after which other sessions have a turn."""
 MAX_WAITING = 64

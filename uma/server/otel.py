@@ -57,7 +57,10 @@ def check(config: RuntimeConfig) -> None:
 
 
 def _exporter(signal: str) -> Any:
-    """The class that sends `traces` or `metrics`, as the SDK's variables say. Raises `ConfigError` for others."""
+    """The class that sends `traces` or `metrics`, as the SDK's variables have it.
+
+    Raises `ConfigError` for another form than those of `EXPORTERS`, and where the package is missing.
+    """
     general = "OTEL_EXPORTER_OTLP_PROTOCOL"
     own = f"OTEL_EXPORTER_OTLP_{signal.upper()}_PROTOCOL"
     name = own if os.environ.get(own) else general

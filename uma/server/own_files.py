@@ -20,7 +20,8 @@ from uma.media.files import MAX_FILE_BYTES, MAX_REQUEST_BYTES, check_count, over
 from uma.types import Media, Request
 
 MAX_READING = 2
-"""Maximum requests of a server with files that are read before the engine counts them."""
+"""Maximum requests of a server whose files are read and that are not admitted yet: so much of them is held beside what
+the engine counts."""
 MAX_THREADS = 8
 """Maximum threads that read: one stays where a file system does not answer (FUSE, NFS), after its request has gone."""
 DEADLINE_SEC = 20.0
@@ -55,7 +56,9 @@ class OwnFiles:
 
 
 def with_own_files(request: Request, user: int | None) -> Request:
-    """The request with files instead of paths. Blocks. Raises `BadRequest` for others' files, and too many."""
+    """The request with files instead of paths. Blocks. Raises `BadRequest` for what is no regular file of this user,
+    and for too many.
+    """
     check_count(request)
     media, left = list[Media](), MAX_REQUEST_BYTES
     for field, media_file in request.placed_media():
@@ -89,7 +92,10 @@ def _read(path: str, user: int | None, field: str, left: int) -> bytes:
 
 
 def _opened(path: str, user: int | None) -> int:
-    """A regular file of this user; no device or pipe is opened on Linux. Raises `OSError` or `ValueError`."""
+    """A regular file of this user. Raises `OSError` or `ValueError`.
+
+    On Linux nothing else is opened: opening does something to a device, and a pipe would be waited for.
+    """
     if sys.platform == "win32":
         raise posix.unsupported("files by their path")
     if sys.platform != "linux":

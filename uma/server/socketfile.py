@@ -101,7 +101,10 @@ def _make_directory(path: Path) -> None:
 
 @contextmanager
 def _alone_in(directory: Path) -> Iterator[None]:
-    """Keep two servers from reclaiming one stale socket. Not in others' directories: they could hold the lock."""
+    """Keep two servers that start together from both reclaiming one stale socket.
+
+    Another user's directory (`/tmp`) is not locked: any user could hold that lock for ever.
+    """
     if sys.platform == "win32":
         raise posix.unsupported("Unix sockets")
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)

@@ -68,7 +68,10 @@ class Users:
 
     @classmethod
     def load(cls, file: str) -> Users:
-        """The users of a file: tables `[NAME]`, `[UID]`, `[others]`, each with `Bounds`; none without a file."""
+        """The users of a file: tables `[NAME]` or `[UID]`, and `[others]`, each with `Bounds`; an empty name: no file.
+
+        Raises `ConfigError` as `_UsersFile.load`.
+        """
         return cls(FileWatch(Path(file)), _UsersFile.load(Path(file))) if file else cls()
 
     def account(self, uid: int | None) -> ClientAccount | None:

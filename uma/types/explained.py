@@ -35,7 +35,8 @@ CAUSES: Mapping[str, str] = MappingProxyType(
         "rest": "all else: planning, handing over, embeddings",
     }
 )
-"""What a request's time can go to, in the order of its life. `RunningRequest.waits_for` has some of them."""
+"""What a request's time can go to, in the order of its life, in words. Those of `RunningRequest.waits_for` are among
+them."""
 
 WHY_NOT_CACHED: Mapping[str, str] = MappingProxyType(
     {

@@ -48,7 +48,9 @@ MAX_MEDIA_CHARS = 28_000_000
 
 @attrs.frozen
 class Media:
-    """A picture or a sound; its file's first bytes tell which. It has one of `data`, `url` and `path`."""
+    """A picture or a sound in a message or a prompt; its file's first bytes tell which. It has one of `data`, `url` and
+    `path`.
+    """
 
     data: Annotated[str, Length(0, MAX_MEDIA_CHARS)] = attrs.field(
         default="", repr=lambda data: f"<{len(data):,} characters>"
@@ -237,7 +239,9 @@ class Request:
     """LoRA adapters that it is computed with, and no others; None: the one that `model` names."""
 
     def placed_media(self, first: int = 0) -> Iterator[tuple[str, Media]]:
-        """Each picture and sound, and where it stands: `media[0]`, or `messages[2].media[0]`, counted from `first`."""
+        """Each picture and sound, and where it stands: `media[0]`, or `messages[2].media[0]`, counted from the `first`
+        message.
+        """
         for at, media_file in enumerate(self.media):
             yield f"media[{at}]", media_file
         for index, message in enumerate(self.messages or (), -first):

@@ -18,7 +18,8 @@ _BLOB = re.compile(r"sha256-[0-9a-f]{64}")
 """The name of a model's file in Ollama's folder."""
 
 MAX_TEMPLATE_CHARS = 65_536
-"""Maximum length of a chat template that is told in a session's first answer; known ones have up to some 20,000."""
+"""Maximum length of a chat template that is told: it is a part of each session's first answer. The longest of known
+models have some 20,000."""
 
 PAUSED = "the server is paused: nothing is computed; `uma resume` has it go on"
 """Sentence about a server whose `Health` has `paused_sec`."""
@@ -234,7 +235,8 @@ class ListedModel:
     memory_bytes: int = 0
     """The most that it has taken, with what its cache can still come to take, or is expected to once it is loaded."""
     taken_bytes: int = 0
-    """What its process took when last measured, of what it shares its part; 0: not loaded, or unknown."""
+    """What its process took when it was measured last, of what it shares its part; 0: it is not loaded, or the system
+    does not tell."""
     fits: bool = True
     """Whether it takes no more than all of them together can have."""
     aliases: tuple[str, ...] = ()
@@ -264,7 +266,8 @@ class ListedModel:
     yielded: str = ""
     """What it has done for other programs, and why (`--yield-memory`): left, or dropped prefixes; empty: nothing."""
     waits_for: str = ""
-    """What its load waits for, in words: others' memory, their loads, or requests of its old file; empty: nothing."""
+    """What its load waits for, in words: memory that others have, their loads, or requests of its old file; empty:
+    nothing."""
 
     @property
     def load(self) -> LoadState:
@@ -314,7 +317,8 @@ class RunningRequest:
     origin: str = ""
     """Where it comes from, in words for people: the program, the key, the endpoint or the socket."""
     number: int = 0
-    """Number of the request, or of each of its answers, in this server: ids can be equal. 0 of an older server."""
+    """Number of the request, or of each of several answers, in this server: ids can be equal. 0 where an older server
+    does not tell."""
     ttft_ms: float | None = None
     """Time from arrival to the first token; None: there is none yet."""
     worst_gap_ms: float = 0.0

@@ -85,7 +85,10 @@ class Source(Protocol):
         """
 
     async def tokenize(self, request: Request, *, pieces: bool = False) -> Tokenized:
-        """The tokens of `generate`'s prompt; with `pieces`, their bytes too. Raises as `generate` for a bad prompt."""
+        """The token ids `generate` would compute for this request; with `pieces`, each one's bytes too.
+
+        Raises what `generate` would for a bad prompt.
+        """
 
     async def health(self, *, probe: bool = True) -> Health:
         """Ask whether generation works; with `probe` by really generating one token."""
@@ -204,7 +207,9 @@ class Models(Source):
 
     @abstractmethod
     def download(self, name: str) -> Download:
-        """The download of what `uma pull` takes. Raises `BadRequest` for what is none, or what would not be served."""
+        """The download of what `uma pull` takes. Raises `BadRequest` for anything else, and where what comes would not
+        be served.
+        """
 
     @abstractmethod
     async def remove(self, model: str) -> None:
@@ -220,7 +225,10 @@ class Models(Source):
 
     @abstractmethod
     async def trace(self, seconds: float) -> str:
-        """A trace of all that are loaded, in Chrome's format. Raises `BadRequest` where none is, or a trace is on."""
+        """What the threads of all that are loaded do within so many seconds: JSON in Chrome's trace event format.
+
+        Raises `BadRequest` where none is loaded, or a trace is on.
+        """
 
     @abstractmethod
     async def card(self, model: str | None, *, loads: bool = True) -> ServerInfo:

@@ -1,4 +1,7 @@
-"""A worker's answers as Dynamo's frontends ask for them: a request's fields come in, chunks go out. Without Dynamo."""
+"""A worker's answers as Dynamo's frontends ask for them: a request's fields come in, chunks go out.
+
+Nothing of Dynamo is needed for that.
+"""
 
 from __future__ import annotations
 

@@ -48,7 +48,10 @@ class DynamoJob:
         self._host.loop.call_soon_threadsafe(self._arrived.set)
 
     async def next(self) -> list[Prompt | Token | Finished]:
-        """All events that have come, one at least; none at the end. Raises the request's error, or `ShuttingDown`."""
+        """All events that have come, at least one; empty at the end.
+
+        Raises the request's `UmaError`; `ShuttingDown` where the engine ended before the answer did.
+        """
         while not self._events:
             self._arrived.clear()
             await self._arrived.wait()
@@ -227,7 +230,9 @@ class EngineHost:
         return await found
 
     async def close(self, drain_sec: float) -> None:
-        """Take no more requests, let those running end within `drain_sec`, then end the engine. Can be repeated."""
+        """Take no more requests, let those running end and be read within `drain_sec`, then end the engine. Can be
+        repeated.
+        """
         self._is_draining = True
         if self._running:
             self._idle.clear()

@@ -32,7 +32,10 @@ class ModelFiles:
     tokenizer_json: str
 
     def contents(self) -> dict[str, str]:
-        """Each file's text, the same on every machine. `bos_token` is empty: the worker, and no template, puts it."""
+        """Each file's text. The same on every machine.
+
+        `bos_token` is empty: the worker puts the beginning of text before a request's tokens, so no template should.
+        """
         config = {
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",

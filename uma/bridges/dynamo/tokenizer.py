@@ -185,7 +185,9 @@ def read_tokenizer(directory: Path) -> Tokenizer:
 
 
 def check_tokenizer(tokenizer: Tokenizer, reference: Callable[[str], Sequence[int]], what: str) -> None:
-    """Raise `ModelError`, naming the first difference, where `tokenizer` gives other ids than llama.cpp's."""
+    """Raise `ModelError`, naming the first difference, where `tokenizer`, which is `what`, gives other ids than
+    llama.cpp's.
+    """
     specials = [token.content for _, token in sorted(tokenizer.get_added_tokens_decoder().items())]
     between_words = "word".join(["", *(f" {special} a{special}" for special in specials), "."])
     for line in [*PROBE.splitlines(keepends=True), PROBE, between_words, *_words(tokenizer)]:
@@ -200,7 +202,10 @@ def check_tokenizer(tokenizer: Tokenizer, reference: Callable[[str], Sequence[in
 
 
 def _words(tokenizer: Tokenizer) -> list[str]:
-    """Texts of tokens that are words of ASCII letters, from all over the vocabulary: to some no merges lead."""
+    """The texts of tokens that are words of ASCII letters, from all over the vocabulary.
+
+    A file can have words to which no merges lead.
+    """
     texts = []
     for token in sorted(tokenizer.get_vocab(with_added_tokens=False)):
         word = token.removeprefix("Ġ").removeprefix("▁")

@@ -99,7 +99,9 @@ class Card:
 
 
 def run_worker(config: RuntimeConfig, options: WorkerOptions) -> NoReturn:
-    """Serve until SIGTERM or SIGINT, which Dynamo's runtime answers, and end the process: 1 if the engine failed."""
+    """Serve until SIGTERM or SIGINT, which Dynamo's runtime answers, and end the process: with exit code 1 where the
+    engine failed.
+    """
     for name in ("DYN_TCP_RPC_HOST", "DYN_SYSTEM_HOST", "DYN_EVENT_PLANE_HOST"):
         os.environ.setdefault(name, options.host)
     card, name = _prepare(config, options)
@@ -344,7 +346,10 @@ def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
 
 
 def _end_process() -> None:
-    """End this worker by a signal, as from outside: Dynamo's runtime takes it out of routing first."""
+    """End this worker as a signal from outside does: Dynamo's runtime takes it out of routing first.
+
+    Without its engine it would stay registered, and be sent requests that it can only refuse.
+    """
     os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -114,7 +114,9 @@ class RouterSocket:
             await trio.lowlevel.wait_readable(self._socket.fileno())
 
     async def send(self, to: Envelope, message: bytes) -> None:
-        """Send to a peer. Raises `PeerGoneError`, and `PeerStalledError` where its buffer stays full."""
+        """Send to a peer, waiting while its buffer is full. Raises `PeerGoneError`, and `PeerStalledError` where it
+        stays full.
+        """
         began = trio.current_time()
         while not self.try_send(to, message):
             if trio.current_time() > max(began, self._sent_sec.get(to.connection, 0.0)) + self._stall_timeout_sec:

@@ -56,7 +56,10 @@ class Mailbox:
         self._wake(min(not_before_ms for *_, not_before_ms in deliveries) if taken is None else 0.0)
 
     def call(self, function: Callable[[], object]) -> None:
-        """Have a function called soon, behind all that was posted before. A fault in it ends the engine."""
+        """Have a function called soon, behind all that was posted before. A fault in it ends the engine.
+
+        The Trio thread can use it, too: once the decode thread has ended.
+        """
         self._mail.append(function)
         self._wake(0.0)
 

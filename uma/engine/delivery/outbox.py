@@ -46,7 +46,9 @@ class Outbox:
         """When the first of the buffered events must be handed over."""
 
     def add(self, stream: Any, event: Event | UmaError, due_ms: float = AT_ONCE, not_before_ms: float = 0.0) -> None:
-        """Buffer an event until `due_ms`, then all go; the Trio side keeps it until `not_before_ms`."""
+        """Buffer an event, to be handed over by `due_ms`; all that is buffered goes with it. The Trio side keeps it for
+        its reader until `not_before_ms`.
+        """
         self._buffered.append((stream, event, not_before_ms))
         self.due_ms = min(self.due_ms, due_ms)
 

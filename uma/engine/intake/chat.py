@@ -1,4 +1,7 @@
-"""What one model can do of tools and thinking, by its chat template, and what a request asks. The Trio thread's."""
+"""What one model can do of tools and thinking, from its chat template, and what a request asks of it.
+
+A request that asks for neither is not touched. Belongs to the Trio thread.
+"""
 
 from __future__ import annotations
 

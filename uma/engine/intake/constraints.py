@@ -116,7 +116,9 @@ class Constraints:
         return self._compiler.serves(grammar)
 
     def bias(self, sampling: SamplingParams) -> Bias | None:
-        """Token ids and what is added to their logits. Raises `BadRequest` for an unknown id, and an empty text."""
+        """Token ids and what is added to their logits. Raises `BadRequest` for an id outside the vocabulary, and for a
+        text without tokens.
+        """
         if not sampling.logit_bias:
             return None
         values: dict[int, float] = {}

@@ -30,7 +30,8 @@ from uma.types import Message, Request
 from uma.types.decision import DecisionQuestion, DecisionRequest, Option
 
 MAX_NAME_TOKENS = 64
-"""Default maximum tokens of all names of a question: each can cost a row of logits of its own."""
+"""Maximum tokens of all names of a question that is answered by names where the request does not say: each can cost a
+row of logits of its own."""
 _QUESTION, _CUT = "\ufdd0", "\ufdd1"
 """Characters that no text has: one for the question's place, one for a cut in a special token's spelling."""
 _NONE = "\ufffd"

@@ -17,7 +17,8 @@ from uma.net.client import CLIENT
 T = TypeVar("T")
 
 MAX_FLOWS = 1_024
-"""Maximum flows (a client in a lane) that are remembered without waiters: clients come and go."""
+"""Maximum flows (a client in a lane) that are remembered without waiters, so that clients that come and go take no
+memory while a slot is always held."""
 
 
 @attrs.define(eq=False)

@@ -8,7 +8,8 @@ from uma.engine.policy.cost import CostModel
 from uma.engine.policy.tuning import TUNING
 
 BEYOND_REPAIR = 1.5
-"""Predicted wait, as a multiple of the target, above which a request is refused: predictions err."""
+"""Predicted wait, as a multiple of the target, above which a request is refused. Predictions err: a shorter one is
+worth a try."""
 TYPICAL_CHUNK_TOKENS = 256
 """Tokens of the piece by whose speed the reading of prompts is predicted."""
 LEAST_RETRY_MS = 50

@@ -226,7 +226,9 @@ class PictureReader:
         return sum(picture.n_tokens for picture in self._prepared if picture not in mine)
 
     def _made(self, file: Pixels | Samples, where: str, lead: int) -> SeenFile:
-        """What a decoded file is in a prompt. All that is asked of its pictures: no other thread has them yet."""
+        """What a decoded file is in a prompt. All that is asked of its pictures is asked here, while no other thread
+        has them.
+        """
         tokens, parts, pictures = array("i"), list[tuple[Picture, int]](), list[Picture]()
         for piece in self._projector.prepare(file, lead):
             if isinstance(piece, TextPiece):

@@ -220,14 +220,19 @@ class PromptReader:
         return pieces
 
     async def _prepare(self, function: Callable[[Request], T], request: Request) -> T:
-        """Call `function(request)`, a long prompt's in a thread at the turn of its lane. Raises `Overloaded`."""
+        """Call `function(request)`: at once for a short prompt, else in a thread when it is the turn of its lane.
+
+        Raises `Overloaded` where too much text waits already.
+        """
         is_quick = self._model.chat_template.is_cheap and not request.tools
         if _is_short(request) and (request.messages is None or is_quick):
             return self._recorded(partial(function, request), TRIO)
         return await self.in_thread(partial(function, request), _chars(request), request.priority)
 
     async def prepare_texts(self, function: Callable[[int], T], sizes: Sequence[int], lane: int) -> list[T]:
-        """`function(index)` for each of many texts of so many characters; others have turns between pieces."""
+        """`function(index)` for each of many texts, of so many characters each. Long ones come in pieces, between which
+        other requests have a turn.
+        """
         chars = sum(sizes)
         if chars <= SHORT_PROMPT_CHARS and len(sizes) <= SHORT_CHAT_MESSAGES:
             return list(map(function, range(len(sizes))))
@@ -239,7 +244,9 @@ class PromptReader:
         return found
 
     async def in_thread(self, function: Callable[[], T], chars: int, lane: int) -> T:
-        """`function()`, which reads so many characters, in a thread at its lane's turn. Raises `Overloaded`."""
+        """`function()`, which reads so many characters, in a thread when it is the turn of its lane. Raises
+        `Overloaded` where too much text waits already.
+        """
         with self._preparing(4 * chars, lane), arrivals().reading(4 * chars):
             return await self._in_slot(function, chars, lane)
 

@@ -1,4 +1,7 @@
-"""Tools that are not `strict` and whose schemas no grammar can keep to in full. What was found of one is kept."""
+"""Tools whose schemas no grammar can keep to in full, and that are not `strict`.
+
+A coding agent's tools come again with every turn: what was found about a schema is kept.
+"""
 
 from __future__ import annotations
 

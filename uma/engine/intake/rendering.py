@@ -1,4 +1,7 @@
-"""A conversation as the model's prompt: chat template, its variables, and an answer that goes on. Any thread."""
+"""A conversation as the model's prompt: its chat template, the template's variables, and an answer that goes on.
+
+Safe to call from any thread.
+"""
 
 from __future__ import annotations
 

@@ -37,7 +37,8 @@ STORE_SHARE = 2
 MOST_IN_SNAPSHOT = 8
 """Maximum checkpoints that a snapshot takes along."""
 LAST_IN_SNAPSHOT = 2
-"""Number of last checkpoints that are kept though unused: the next turn, or the same prompt, begins there."""
+"""Number of last checkpoints that are kept though nothing has used them: the next turn, or the same prompt, begins
+there."""
 
 
 class Checkpoints:

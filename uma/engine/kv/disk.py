@@ -43,7 +43,8 @@ SUFFIX = ".umakv"
 PART_SUFFIX = ".umakv-part"
 """Suffix of a file that is still being written."""
 PART_AGE_SEC = 3600.0
-"""Minimum time without a change after which a part is left behind; another server can be writing a younger one."""
+"""Minimum time without a change after which a part counts as left behind; another server can be writing a younger
+one."""
 HEADER_BYTES = 4096
 """Maximum size of a file beyond its snapshot."""
 MAX_QUEUED_BYTES = 256 * 2**20
@@ -203,7 +204,9 @@ class DiskTier:
                 self._remove(entry)
 
     async def _look(self, *written: _UsableFile) -> None:
-        """Take in what was `written` here, and what other servers did; then evict the longest unused until all fit."""
+        """Take in what was `written` here, and what other servers have written, used and removed; then those used
+        longest ago are evicted until all fit.
+        """
         known = {**self._files, **{file.path: file for file in written}}
         found = await trio.to_thread.run_sync(self._listed, known.keys(), abandon_on_cancel=True)
         for path in known.keys() - found.keys():
@@ -350,7 +353,9 @@ class DiskTier:
 
 
 def made_folder(folder: Path) -> Path:
-    """The folder of snapshots in the user's, for this user alone. Raises `ConfigError` where it cannot be used."""
+    """The folder of snapshots in one that the user names, for this user alone. Raises `ConfigError` where it cannot be
+    used.
+    """
     folder = folder / FOLDER
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -40,7 +40,9 @@ class Run:
 
 
 class KvListener(Protocol):
-    """Called with every change, in order, on the decode thread. Methods never wait, raise, or call the engine."""
+    """Called with every change, in order, on the decode thread. Its methods return at once, never raise, and call
+    nothing of the engine.
+    """
 
     def stored(self, tier: Tier, run: Run) -> None:
         """Called where these tokens are held now."""

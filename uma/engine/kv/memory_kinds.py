@@ -48,7 +48,8 @@ class Attention:
     def __init__(self, context: Context) -> None:
         self._context = context
         self.is_split = not context.params.kv_unified
-        """Whether each id has a buffer of its own: a batch in another order than the ids' is computed in pieces."""
+        """Whether each id has a buffer of its own: a batch must hold sequences in the order of their ids then, or be
+        computed in pieces."""
         self.total = PLENTY if self.is_split else context.n_ctx
         """Cells that all sequences share; with a buffer for each they never run short."""
         self.max_seq_cells = context.n_ctx_seq
@@ -89,7 +90,9 @@ class Attention:
     # Where sequences begin and end
 
     def resume_point(self, tokens: array[int], match: Match) -> tuple[Node, int]:
-        """Node and length of the longest prefix where a sequence can begin; never all: the last gives the logits."""
+        """Node and length of the longest prefix of `tokens` behind which a sequence can begin; never all of them, since
+        the last gives the logits.
+        """
         node, length = match.node, outside(tokens, min(match.length, len(tokens) - 1))
         while node.parent is not None and node.start >= length:
             node = node.parent

@@ -55,7 +55,8 @@ class Holding:
     adapted_from: int = 0
     """First token with which that is so."""
     loading: SnapshotLoad | None = None
-    """What it begins with, until that is in its cells: then the tip is its end. No other begins there meanwhile."""
+    """What it begins with, until all of that is in its cells: then the tip is its end. No other sequence begins there
+    meanwhile."""
 
     @property
     def loading_cells(self) -> int:
@@ -116,7 +117,9 @@ class KvPool:
         return self.cells.lowest_free_id is not None or bool(self.tree.cached)
 
     def match(self, tokens: array[int]) -> tuple[Node, int]:
-        """The longest prefix worth sharing where a sequence can begin; never all: the last token gives the logits."""
+        """The longest computed prefix of `tokens` worth sharing behind which a sequence can begin; never all, since the
+        last token gives the logits.
+        """
         node, length = self.cells.resume_point(tokens, self.tree.match(tokens))
         return (node, length) if length >= LEAST_SHARED_TOKENS else (self.tree.root, 0)
 
@@ -192,7 +195,9 @@ class KvPool:
         self.release(holding, now_ms, keep=is_back)
 
     def invalidate_cached_states(self) -> None:
-        """A broken batch can have moved states of other sequences: cached ones go back to their checkpoints, or go."""
+        """A batch was broken off in whose midst llama.cpp can have moved states of other sequences: cached ones go back
+        to their checkpoints, or go.
+        """
         for seq_id, node in list(self.tree.cached.items()):
             if node.checkpoint is None or not self.cells.cut(seq_id, node.prefix()):
                 self.tree.shorten(seq_id, len(node.tokens))
@@ -340,7 +345,9 @@ class KvPool:
         return count
 
     def save(self, holding: Holding, now_ms: float) -> Snapshot | None:
-        """A snapshot of what a running sequence has computed, if it is worth it, fits, and stops no stream."""
+        """A snapshot of what a running sequence has computed: one that is there, or a new one, if it is worth it, fits,
+        and stops no stream.
+        """
         tip, tokens = holding.tip, holding.tip.whole()
         if (kept := self.store.covering(tokens)) is not None:
             return kept
@@ -406,7 +413,10 @@ class KvPool:
             cells -= before - self.used_cells
 
     def _save_before_drop(self, seq_id: int) -> bool:
-        """Take a snapshot of a cached sequence that is about to go; False where there is no time now: then it stays."""
+        """Take a snapshot of a cached sequence that is about to go.
+
+        Whether it can go: False where there is no time for the snapshot now.
+        """
         node = self.tree.cached[seq_id]
         saves = node.end - node.alone()[-1].start
         if node.used_at == SPARE or saves < LEAST_GAIN_TOKENS or not self.store.is_enabled:

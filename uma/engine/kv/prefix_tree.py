@@ -80,7 +80,8 @@ class Node:
         self.worth = 0.0
         """Worth of the checkpoint (`checkpoints.py`)."""
         self.is_reported = False
-        """Whether listeners know of it: where memory can be cut always, else once a sequence can begin behind it."""
+        """Whether listeners know of it: where memory can be cut always, else once a sequence can begin here or further
+        behind."""
 
     @property
     def is_end(self) -> bool:

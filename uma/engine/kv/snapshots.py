@@ -98,7 +98,10 @@ def _worth(n_tokens: int, reuses: int, used_ms: float) -> tuple[float, float]:
 
 
 class SnapshotStore:
-    """Snapshots up to `capacity_bytes`; those without pins go, the least worth first, of equals the oldest."""
+    """Snapshots up to `capacity_bytes`; the least worth goes first, among equals the one unused longest.
+
+    Those with pins stay: preempted sequences wait for them.
+    """
 
     def __init__(self, capacity_bytes: int, *, on_added: Callable[[Snapshot], None] | None = None) -> None:
         self.events = KvEvents()

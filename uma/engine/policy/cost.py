@@ -135,7 +135,9 @@ class _Table:
         return level * scale + self._attention(size, x)
 
     def learn(self, size: int, x: float, ms: float, drift: float) -> bool:
-        """Take in an observation, where all takes `drift` times as long as usual; whether the size was seen before."""
+        """Take in one observation, while the whole machine takes `drift` times as long as usual. Returns whether about
+        this size was seen before.
+        """
         slot, was_seen, self._observed = self._slot(size), self.has_seen(size), self._observed + 1
         own, line = self._sizes[slot], self._lines[slot]
         own_ms = ms * own / size

@@ -114,7 +114,9 @@ def lead_ms(rows: Iterable[Row], pace: float, now_ms: float) -> float:
 
 
 def lateness(rows: Iterable[Row], now_ms: float, pace: float) -> float:
-    """The longest time since a row's last token, or between its last two, as a multiple of its target or `pace`."""
+    """The longest time since a row's last token, or between its last two, as a multiple of what its reader was to wait:
+    its target, or `pace` where that is longer.
+    """
     waits = ((max(now_ms - row.last_token_ms, row.last_gap_ms), max(row.target_tbt_ms, pace)) for row in rows)
     return max((wait / target for wait, target in waits), default=0.0)
 
@@ -125,7 +127,9 @@ def longest_piece_ms(lead: float, pace: float, step_ms: float, max_steps: int) -
 
 
 def steps_before(piece_ms: float, lead: float, pace: float, step_ms: float) -> int:
-    """Decode steps, at least one, that supply every reader until after a piece. `pace` is over `step_ms`."""
+    """Decode steps before a piece, so that every reader is supplied until after it; at least one. `pace` must be longer
+    than `step_ms`.
+    """
     wanted_ms = max(TUNING.safety * piece_ms, min(TUNING.comfort * piece_ms, max_lead_ms(pace) - step_ms))
     short_ms = max(0.0, wanted_ms + step_ms - lead)
     return max(1, math.ceil(short_ms / (pace - step_ms)))

@@ -32,7 +32,8 @@ from uma.engine.policy.state import Row, State, Targets
 from uma.engine.policy.tuning import TUNING
 
 MOST_SUSPENDED = 3
-"""Maximum ticks in a row without reading because a stream is late: a slow machine must still read prompts."""
+"""Maximum ticks in a row that read nothing because a stream is late: a machine too slow for its targets must still read
+prompts."""
 FAST_AGAIN = 0.5
 """Time of a tile, as a share of the longest, below which a lone prompt is read in tiles again."""
 LEAST_RATE = 0.5
@@ -40,7 +41,8 @@ LEAST_RATE = 0.5
 LEAST_TURN_STEPS, MOST_TURN_STEPS = 2, 8
 """Bounds of the decode steps of a set of adapters before another has its turn."""
 EMBED_LEAST_SHARE = 0.5
-"""Minimum time for texts to embed after a decode step, as a share of it, where streams miss their targets."""
+"""Minimum time for texts to embed after a decode step, as a share of the step, where streams miss their targets
+anyway."""
 EMBED_TURNS = {1: 0.75, 0: 0.5, -1: 0.25}
 """Share of turns that embedding has beside prompts, by whether its lane is higher than theirs, the same, or lower."""
 
@@ -57,7 +59,8 @@ class Plan:
     is_decode_only: bool = False
     """One token a row, no prefill, none throttled: rows can go on for several steps."""
     steps: int = 1
-    """Decode steps of each row before the prefill; none with `is_mixed`, or where a higher lane's prompt ends."""
+    """Decode steps of each row before the prefill: at least one, or none with `is_mixed`, and where a prompt of a
+    higher lane than the rows' ends."""
     is_mixed: bool = False
     """Each row has one more decode step in the batch of the prefill (a mixed batch), because here that is faster."""
     pace_ms: float = 0.0
@@ -159,7 +162,10 @@ class Scheduler:
         """A lone prompt is read in parts of a tile."""
 
     def plan(self, state: State, now_ms: float, embeds: EmbedDemand | None = None, *, pause_ms: float = 0.0) -> Plan:
-        """The next tick; empty if nothing can run. Before a pause of `pause_ms` rows only decode, ahead of readers."""
+        """The next tick. Empty only if no row can run and there is nothing to embed.
+
+        Before a pause of `pause_ms` rows only decode, as far ahead of their readers as it takes.
+        """
         if not pause_ms and embeds is None and self._is_decode_only(state):
             return Plan(tuple([row.key for row in state.decoding]), is_decode_only=True)
         rows, preempted = self._make_room(state)
@@ -274,7 +280,9 @@ class Scheduler:
         return attrs.evolve(plan, steps=steps, pace_ms=pace, lead_ms=lead if lead < math.inf else 0.0)
 
     def _in_turns(self, plan: Plan, streams: Streams, free_cells: int) -> Plan:
-        """Steps of each set of adapters in turn, as many as fit the readers' pace: a change of the set takes time."""
+        """Several steps of each set of adapters, one set after the other, as many as fit their readers' pace: a change
+        of the set takes time. Tokens are given evenly.
+        """
         if streams.step_ms <= 0:
             return plan
         fitting = int(min(streams.pacing.pace_ms, self.targets.tick_budget_ms) / streams.step_ms)
@@ -356,7 +364,9 @@ class Scheduler:
         )
 
     def _late(self, rows: Sequence[Row], state: State, now_ms: float) -> list[Row]:
-        """Rows of a lower lane without a token for long: as many as fit a tick's budget, or the longest waiting."""
+        """Rows of a lower lane that have been without a token for long: as many as decode within a tick's budget, or
+        the one that has waited longest.
+        """
         normal_ms = TUNING.piece_share * self.targets.slo_ttft_ms
         late = [row for row in rows if now_ms - row.last_token_ms >= (TUNING.held_ms if row.lane < 0 else normal_ms)]
         late.sort(key=lambda row: row.last_token_ms)
@@ -465,7 +475,9 @@ class Scheduler:
         )
 
     def _least_size(self, prompts: list[PromptRow], most: int, state: State) -> int:
-        """Smallest piece, up to `most` tokens, that reads at least half as fast as any, where none is read in time."""
+        """Smallest piece, of at most `most` tokens, where none is read in time: one that reads at least half as many
+        tokens a millisecond.
+        """
         # Not simply the smallest: 8 tokens deep in a prompt took a busy machine 1.0 s where a tile took 1.3, and 40
         # questions were read in 233 s, not in 25.
         least_rate = LEAST_RATE * most / max(1e-9, self._read_ms(prompts, most, state))

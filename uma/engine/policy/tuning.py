@@ -1,4 +1,7 @@
-"""Every number of the scheduler, with its unit and its worth. Shares, of time or a target, are from 0 to 1."""
+"""Every number of the scheduler, in one place.
+
+Each says what it is, in which unit, and what it is worth. Shares are of time or of a target, between 0 and 1.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,18 @@ class Tuning:
     # The pace of streams beside prompts
 
     pace_share: float = 0.9
-    """Time between two tokens while prompts are read, as a share of the target. The rest is for timers and wakeups."""
+    """Time between two tokens of a stream while prompts are read, as a share of its target. The rest is for timers and
+    wakeups."""
     longest_pace_ms: float = 250.0
     """Longest such time (ms). A longer target asks for throughput, not for slower reading."""
     prompt_share: float = 0.4
-    """Minimum share of the time for prompts beside streams with default targets, which no request has asked for."""
+    """Minimum share of the time for prompts beside streams with default targets. No request names those, so on a slow
+    machine they give way."""
     lower_prompt_share: float = 0.2
     """Share of the time for prompts that are all of lower lanes than the streams."""
     lower_isolated_share: float = 0.25
-    """Maximum share of the time for reproducible requests while sequences of higher lanes run: they hold up all."""
+    """Maximum share of the time for reproducible requests, each batch of which holds up all others, while sequences of
+    higher lanes run."""
     least_prompt_share: float = 0.1
     """Share of the time for prompts beside a target that a request names. It bounds the wait for a first token."""
     late_decode_share: float = 0.25
@@ -43,12 +49,14 @@ class Tuning:
     """Maximum tokens of a row that are computed and not delivered: they are lost when the reader cancels. Twice as many
     decode steps are added before a piece at most, because steps take longer than predicted."""
     lead_ms: float = 2_000.0
-    """Maximum time (ms) that twice as many tokens last: a tile, where a step takes half of its reader's target."""
+    """Maximum time (ms) that twice as many tokens may last: enough to cover a tile of a prompt where a step takes half
+    of its reader's target."""
 
     # Pieces of prompts
 
     piece_share: float = 0.125
-    """Usual longest time of a piece, as a share of the first token's target: the next request waits for it."""
+    """Usual longest time of a piece, as a share of the target for the first token: the next request waits for its
+    end."""
     shorter: float = 0.6
     """The same, as a multiple, while a reader's next request is expected. Without it the 95th percentile of first
     tokens of chats beside a document is 1.4 times as long (simulated, 100 M parameters on two cores)."""
@@ -75,7 +83,8 @@ class Tuning:
     # Order of service
 
     due_factor: float = 4.0
-    """A prompt without a target is due after this many times its reading time: short ones overtake long ones."""
+    """A prompt without a target is due when it has waited this many times as long as reading it takes, so that short
+    ones overtake long ones that are not due."""
     lane_delay_ms: float = 60_000.0
     """Waiting time (ms) after which a request counts as of the next higher lane. It bounds how long one can starve."""
     give_way_ms: float = 500.0

@@ -99,7 +99,8 @@ class Figures:
     generated_tokens: int
     metrics: RequestMetrics
     texts: tuple[array[int], ...]
-    """Tokens of the prompt's end, of the answer's beginning, and around `known_tokens`; none where unrecorded."""
+    """Tokens of the prompt's end, of the answer's beginning, and of the prompt before and behind
+    `CacheUse.known_tokens`; none where text is not recorded."""
 
 
 def _every_cause(spent_ms: Mapping[str, float]) -> dict[str, float]:

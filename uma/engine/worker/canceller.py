@@ -22,7 +22,9 @@ from uma.llama.context import Context
 
 
 class BatchCanceller:
-    """Sequences that are cancelled or come, and the batch that runs. Any thread: `cancel` and `submitted`."""
+    """Sequences that are cancelled, those that come, and the batch that runs. `cancel` and `submitted` can be called
+    from any thread; the other methods belong to the decode thread.
+    """
 
     def __init__(self, context: Context, *, can_abort: bool = False) -> None:
         """Make a canceller. With `can_abort`, what a batch of several sequences has left in memory can be cut off."""
@@ -82,7 +84,9 @@ class BatchCanceller:
         return not self._is_aborted
 
     def end(self) -> bool:
-        """The batch has come back; whether it was aborted, perhaps too late: the context must `resume` either way."""
+        """The batch has come back; whether it was aborted. It can be whole all the same, where the abort came too late;
+        the context must `resume` in either case.
+        """
         with self._lock:
             self._running, is_aborted, self._is_aborted = (), self._is_aborted, False
         return is_aborted

@@ -79,7 +79,9 @@ class TokenChoice:
 
     @property
     def forces(self) -> bool:
-        """Whether forced tokens come without computing what is before them: not where logprobs are asked."""
+        """Whether forced tokens are given without computing what comes before them. Not where their log probability is
+        asked.
+        """
         return not self.wants_logprobs
 
     def bound_thinking(self, limit: int | None) -> ThinkingBound | None:

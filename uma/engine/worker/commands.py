@@ -26,7 +26,9 @@ class WorkerCommand:
 
 
 class Commands:
-    """An inbox of many writers and one reader, the decode thread; `take` and `wait` are its own."""
+    """An inbox with many writers and one reader. `take` and `wait` belong to the decode thread, the other methods to
+    any thread.
+    """
 
     __slots__ = ("_commands", "_error", "_wakeup", "is_called")
 

@@ -147,7 +147,9 @@ class Executor:
             sequences, stride = [sequence for sequence, _ in retry], ONE_STEP
 
     def _booked(self, sequences: list[Sequence], decoding: DecodeSteps) -> StepResults:
-        """A stride's steps, each booked just before it is given: booking needs the tokens before it accepted."""
+        """A stride's steps, each as soon as it is to be booked (`ModelRunner.decode`), and booked just before it is
+        given: booking needs the tokens before it accepted.
+        """
         for step in decoding if self._context.returns_early else list(decoding):
             rows, given = [row for row in sequences if row.holding is not None], step.given
             if len(rows) < len(sequences):
@@ -157,7 +159,9 @@ class Executor:
             yield Result(rows, given, step.at_ms)
 
     def _verify(self, drafts: Drafts) -> Iterator[StepResults]:
-        """Decode rows with drafts. From a batch that fails on they are computed without, and take the ladder."""
+        """Decode rows with drafts. Those of a batch that fails, and those behind it, are computed again without them,
+        and take the ladder there.
+        """
         outcome, verified, given, at_ms = self._runner.verify(drafts)
         if verified:
             yield [Result(verified, given, at_ms)]
@@ -292,7 +296,10 @@ class Executor:
         return self._context.is_ended or outcome.is_cancelled
 
     def _failed(self, outcome: BatchOutcome, work: Work, retry: Work) -> Iterator[StepResults]:
-        """Deal with a batch that failed, of sequences that can have ended by then; `retry` gets what to try instead."""
+        """Deal with a batch that could not be computed; what to try instead is appended to `retry`.
+
+        A fault can have ended some of its sequences: those of a stride, in a step before.
+        """
         work = [row for row in work if row[0].holding is not None]
         if not work:
             return

@@ -359,7 +359,9 @@ class DecodeWorker:
         return had_work
 
     def _tick(self, *, is_before_piece: bool = False) -> bool:
-        """Compute what the policy says; False if there was nothing. Before a piece of a picture nothing is read."""
+        """Compute what the policy says; False if there was nothing to compute. Before a piece of a picture nothing is
+        read.
+        """
         began, computing_ms = now_ms(), self._computing_ms
         tick, has_preempted = self._next_tick(began, self._encode_ms if is_before_piece else 0.0)
         if tick.is_empty:
@@ -389,7 +391,9 @@ class DecodeWorker:
         return self._metrics.decode_ms.sum + self._metrics.draft_model_ms_total
 
     def _load(self) -> bool:
-        """Load a part of a snapshot; False if there is none. All at once held up streams: 0.74 s for 516 MiB."""
+        """Load a part of what a prompt begins with from a snapshot; False if there is none. All at once it held up
+        streams: 0.74 s for 516 MiB.
+        """
         if self._slots.load_ms > self._scheduler.encode_ms:
             self._outbox.flush()  # it takes longer than any token can wait
         return self._slots.load()
@@ -480,7 +484,9 @@ class DecodeWorker:
         return tick, bool(plan.preempt)
 
     def _plan(self, now: float, pause_ms: float) -> Plan:
-        """Admit, ask the policy, preempt. Streams decode ahead of `pause_ms`, or of what is computed beside them."""
+        """Admit what can start, ask the policy, and preempt as it says. Streams decode ahead of `pause_ms`, or of what
+        is computed beside them.
+        """
         slots = self._slots
         slots.admit(now)
         state = slots.state(now)

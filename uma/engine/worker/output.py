@@ -37,7 +37,9 @@ class Output:
         """Minimum time between two tokens that a reader is given; 0: each as it comes. The plan in force says so."""
 
     def accept(self, sequence: Sequence, given: tuple[SampledToken, ...], now_ms: float) -> FinishReason | None:
-        """Give a step's tokens to the reader, in order. Returns why one ends the request, if so: the rest goes."""
+        """Give a step's tokens to the reader, in order. Returns why the request ends with one of them, if it does;
+        those after it are dropped.
+        """
         if sequence.report is not None:
             self._tell_prompt(sequence, sequence.report)
         if sequence.max_tokens == 0:  # its prompt is all that was wanted

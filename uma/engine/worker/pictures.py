@@ -26,7 +26,8 @@ class Encoder:
         self._slots = slots
         self._instruments = instruments
         self._token_ms: dict[bool, float] = {}
-        """What the last picture, or sound, took a token, by whether it was one; for projectors that encode at once."""
+        """What the last picture took for each of its tokens, and the last sound; by whether it was one. Of a projector
+        that encodes them as one piece."""
         self._gave_way: Picture | None = None
         """The picture whose pass gave way last: it is encoded from its start, and gives way no more."""
         self._began_ms = 0.0
@@ -40,7 +41,9 @@ class Encoder:
         return min(ready, key=lambda sequence: (-sequence.lane, sequence.due_ms), default=None)
 
     def pause_ms(self, piece_ms: float) -> float:
-        """Time for which streams wait for the next piece, of `piece_ms`; 0 where there is nothing to encode."""
+        """Time for which streams wait for the next piece, where one is to take `piece_ms`; 0 where there is nothing to
+        encode.
+        """
         sequence = self.next()
         if sequence is None or sequence.picture is None or self._projector is None:
             return 0.0
@@ -94,7 +97,9 @@ class Encoder:
             recorder.span(DECODE, "picture", self._began_ms, ended)
 
     def _gives_way(self, picture: Picture) -> bool:
-        """Whether a higher lane's request waits for another picture: llama.cpp encodes one, so this pass is lost."""
+        """Whether a request of a higher lane waits for another picture. llama.cpp encodes one at a time, so that this
+        pass is thrown away.
+        """
         head = self.next()
         # Once: a pass cannot be gone on with, and one that gave way each time would never end.
         if head is None or picture is self._gave_way:

@@ -39,7 +39,9 @@ class Reproduced(NamedTuple):
 
 
 class Reproducer:
-    """Computes reproducible requests one by one, on the decode thread, but for `abort` and `cancel`."""
+    """Computes reproducible requests, one at a time, in their context. Belongs to the decode thread, but for `abort`
+    and `cancel`.
+    """
 
     def __init__(self, slots: Slots, threads: Callable[[], int], instruments: Instruments) -> None:
         """`threads`: how many of them compute beside other programs now."""

@@ -69,7 +69,8 @@ class BatchOutcome(NamedTuple):
     is_state_lost: bool = False
     """llama.cpp has broken it off: states of its sequences are not known."""
     are_others_lost: bool = False
-    """States beside the batch are not known either: of several in a batch llama.cpp moves others with them."""
+    """States of sequences beside it are not known either: of several in a batch llama.cpp moves them together, and with
+    that others."""
     ends: Mapping[Sequence, int] = MappingProxyType({})
     """The sequences that have logits, with their indices. None where the batch failed."""
 
@@ -104,7 +105,10 @@ class DecodeSteps:
 
 
 class ModelRunner:
-    """Computes the rows that it is given, on the decode thread. A stride ends early where `commands.is_called`."""
+    """Computes the rows that it is given. The policy chooses them; the executor deals with a batch that fails.
+
+    Belongs to the decode thread. A stride ends early where `commands.is_called`.
+    """
 
     def __init__(
         self,
@@ -262,7 +266,9 @@ class ModelRunner:
         return outcome
 
     def _read_picture(self, sequence: Sequence, count: int, placed: PlacedPicture) -> BatchOutcome:
-        """A picture that is encoded, computed and booked; or as many parts as `count` has tokens for, one at least."""
+        """A picture that is encoded, computed and booked; or so many of its parts as `count` has tokens for, at least
+        one.
+        """
         assert self._projector is not None
         assert sequence.holding is not None
         position, seq_id = sequence.next_position, sequence.holding.seq_id
@@ -289,7 +295,9 @@ class ModelRunner:
         return self._context.params.flash_attn == "off" and not self._pool.cells.is_split
 
     def _position(self, work: Work, tokens: int, rows: list[int]) -> float:
-        """Tokens that each of `tokens` of prompts attends to, on average, beside decode rows at `rows`."""
+        """Tokens that each of `tokens` of prompts attends to, on the average, with decode rows that stand at `rows`: as
+        `policy` plans with it.
+        """
         if self._attends_all:
             return self._pool.used_cells
         position = sum(count * sequence.computed for sequence, count in work if sequence.status is not Status.DECODING)
@@ -431,7 +439,9 @@ class ModelRunner:
                 recorder.span(DECODE, "sample", ended_ms, sampled_ms)
 
     def split_pending(self, work: Work) -> list[Work]:
-        """Work as batches: what is computed together, then each prompt whose logits are wanted, as far as one holds."""
+        """Work as batches of their own: what is computed together, then each prompt whose logits are wanted,
+        as far as one batch can hold them.
+        """
         together = [(sequence, count) for sequence, count in work if not sequence.logprobs_pending]
         alone = [[(sequence, self._piece(sequence, count))] for sequence, count in work if sequence.logprobs_pending]
         return [*self.in_one_ubatch(together), *alone]

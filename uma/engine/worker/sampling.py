@@ -80,7 +80,8 @@ class RowSampler:
         self._logprobs = Logprober(self._vocab)
         self._helpers = RowHelpers(min(MAX_HELPERS, core_count() - 1) if context.returns_early else 0)
         self.is_plain = False
-        """Whether all rows of this batch are `TokenChoice.is_plain`: the next of the same rows needs no `prepare`."""
+        """All rows of the batch that is computed are (`TokenChoice.is_plain`). Then the next batch of the same rows
+        needs no `prepare`."""
         self._masked: dict[Sequence, int] = {}
         """Sequences whose masks are being computed, each with the number of its first."""
 

@@ -325,7 +325,9 @@ class Sequence:
 
     @property
     def cacheable_tokens(self) -> array[int]:
-        """Tokens that can come from the cache, and one more: all, unless logits are to be read, or none is wanted."""
+        """Tokens that can come from the cache, and one more: all, unless logits are still to be read or it
+        asks for none.
+        """
         if not self.request.cache_prompt and not self.generated:
             return self.tokens[:1]
         report = self.report

@@ -478,7 +478,9 @@ class Slots:
             self.end(sequence, self._output.last_event(sequence, reason, now_ms()))
 
     def fail(self, sequence: Sequence, error: Exception) -> None:
-        """End a sequence in whose grammar, sampling or text there is a fault. What it computed is not kept."""
+        """End a sequence whose grammar cannot be followed further, or in whose sampling or text the engine has a fault.
+        What it computed is not kept.
+        """
         if not isinstance(error, UmaError):
             _log.error("request %r failed: a fault in the engine", sequence.request.id, exc_info=error)
             error = InternalError(

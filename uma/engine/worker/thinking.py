@@ -26,7 +26,8 @@ class ThinkingBound:
     piece: Callable[[int], bytes]
     """A token's bytes as the parser reads them."""
     closings: Sequence[Sequence[int]]
-    """Tokens that close the thinking: the first that the grammar allows; each further time the next, to the last."""
+    """Tokens that close the thinking: the first that the sequence's grammar allows. Each further time begins with the
+    next, until the last."""
     limit: int | None
     """Maximum tokens of thinking; None: as many as come, until `close`."""
     warning: str = ""

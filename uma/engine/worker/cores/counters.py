@@ -23,7 +23,9 @@ else:
 
 
 def waiting_ms(proc: Path = PROC, without: Set[str] = frozenset()) -> dict[str, float] | None:
-    """How long each thread, but for `without`, was runnable without a core, by its id; None where not counted."""
+    """How long each thread of this process was runnable without a core, by its id; None where the kernel does not
+    count. Threads of `without` are left out.
+    """
     found: dict[str, float] = {}
     tasks, has_run = f"{proc}/self/task", False
     try:
@@ -44,7 +46,9 @@ def waiting_ms(proc: Path = PROC, without: Set[str] = frozenset()) -> dict[str, 
 
 
 def unused_ms(stat: Path, cpus: frozenset[int]) -> tuple[float, float] | None:
-    """How long these cores were idle or waited for disks, and were taken by the host; None without counts."""
+    """How long these cores were idle or waited for disks, and how long the host of this virtual machine took them, each
+    added up; None where the system has no counts.
+    """
     try:
         with stat.open("rb") as file:
             lines = file.read(256 * (max(cpus) + 2)).splitlines()

@@ -38,7 +38,8 @@ COUPLING = 2.0
 """Exponent per thread. 1 would be threads that are descheduled independently; measured rates fall faster, because a
 thread that comes back has to catch up before the others can go on."""
 WORTH = 1.15
-"""Minimum predicted gain, as a factor, for a change of the threads: estimates of the load are this uncertain."""
+"""Minimum predicted gain, as a factor, for the number of threads to change: estimates of the load are this
+uncertain."""
 HOLD_MS = 500.0
 """Window over which the highest load counts: fewer threads at once, more only when the neighbour stays away."""
 TRY_ALL_MS = 5_000.0
@@ -68,7 +69,8 @@ class CpuSample:
     stolen_ms: float = 0.0
     """Time for which these cores had something to run and the host of a virtual machine did not let them, added up."""
     quota_used_ms: float | None = None
-    """CPU time of all processes that share this one's quota; None without a quota, or where it is unknown."""
+    """CPU time of all processes that share this one's quota, this one included; None without a quota, or where it is
+    unknown."""
     cpus: int | None = None
     """CPUs that `idle_ms` and `stolen_ms` are of: more than `cores` under a quota. None: as many."""
 
@@ -87,7 +89,10 @@ class CpuSample:
 
     @property
     def load(self) -> float:
-        """Threads of other programs that want to run, on average: their use, divided by a runnable thread's share."""
+        """Threads of other programs that want to run, on average.
+
+        What they used of the cores, divided by the share that the scheduler gives to each runnable thread.
+        """
         unused_ms = None if self.idle_ms is None else self.idle_ms + self.stolen_ms
         if self.quota_used_ms is not None:
             # CPUs can be idle while all that the quota pays for is used: what is left of it counts then.

@@ -123,7 +123,9 @@ class StallWatch:
     """Watches the batches of one context. `begin` and `end` belong to the decode thread."""
 
     def __init__(self, context: Context, *, is_able: bool = True) -> None:
-        """Make a watch, able where an aborted batch can be computed again without reading its sequences anew."""
+        """Make a watch. It is able to where an aborted batch can be computed again; else each of its sequences would be
+        read from its last checkpoint.
+        """
         self._context = context
         self._running: _Running | None = None
         self._lock = threading.Lock()
@@ -163,7 +165,9 @@ class StallWatch:
                 self._called.set()
 
     def end(self) -> bool:
-        """The batch has come back; whether it was aborted, perhaps too late: the context must `resume` either way."""
+        """The batch has come back; whether it was aborted. It can be whole all the same, where the abort came too late;
+        the context must `resume` in either case.
+        """
         with self._lock:
             self._running, is_aborted, self._is_aborted = None, self._is_aborted, False
         return is_aborted

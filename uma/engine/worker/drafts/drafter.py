@@ -39,7 +39,9 @@ class Drafter(Protocol):
         """
 
     def on_token(self, sequence: Sequence, token: int) -> bool:
-        """Take in a row's token in the middle of a stride; whether a guess of the next is likely to be accepted."""
+        """Take in a token that a row was given in the middle of a stride: whether a guess of the next is likely to be
+        accepted.
+        """
 
 
 RATE = 0.3

@@ -26,7 +26,8 @@ from uma.metrics import EngineMetrics
 USUAL = 0.7
 """Probability of a token that is not guessed yet, before any text has shown its own."""
 MEASURE_AGAIN = 2_048
-"""Ticks without a guess after which its cost is measured again: the machine can have been busy."""
+"""Ticks that ask for the cost of a guess, without one computed, after which it is measured again: the machine can have
+been busy when it was."""
 
 
 @attrs.define(eq=False, slots=True)
@@ -180,7 +181,9 @@ class GuessingDrafter(ABC, Generic[TextT]):
     def _guess_on(
         self, drafts: list[GuessInProgress[TextT]], rows: Rows[tuple[Sequence, int]], plain_ms: float
     ) -> list[Guess]:
-        """Guess all rows' next tokens together, until each has enough or the next is not worth its time."""
+        """Guess all rows' next tokens together, step by step, until each has enough or is so unsure that one token more
+        is not worth its time.
+        """
         least_probability = self._cost.decode_ms(len(drafts), self._used_cells) / plain_ms
         left = [draft for draft in drafts if draft.ahead < draft.wanted]
         while left:

@@ -31,7 +31,8 @@ MAX_AGREED = 32
 HALF_AGREED = 3.0
 """Length of agreement with which the next token agrees half of the time, before a text has shown its own rate."""
 LIKELY = 0.75
-"""Minimum probability of its first token for which a guess ends a stride; the policy then weighs it."""
+"""Minimum probability of its first token for which a guess ends a stride: the policy then says whether it is
+verified."""
 
 
 class Lookup:

@@ -45,7 +45,9 @@ class Drafts(NamedTuple):
 
 
 class Speculator:
-    """Drafts for an engine's decode rows. `always` verifies every guess, at any cost: to test and to measure."""
+    """Drafts for the decode rows of one engine. `always` verifies every guess in full, whatever it costs: it is there
+    to test and to measure with.
+    """
 
     def __init__(
         self,
@@ -71,7 +73,10 @@ class Speculator:
         """Drafts could pay for the rows of this tick."""
 
     def draft(self, rows: Rows[Sequence]) -> Drafts | None:
-        """What to verify with the next token of these rows; None where plain steps are faster. A fault ends drafts."""
+        """What to verify with the next token of these decode rows; None where plain steps are expected to be faster.
+
+        A fault turns drafts off.
+        """
         try:
             return self._draft(rows)
         except Exception as fault:  # noqa: BLE001  (whatever it is, texts are the same without drafts)
