@@ -424,14 +424,7 @@ class Setting:
 def settings() -> dict[str, Setting]:
     """Every setting, in the order of `RuntimeConfig`. Its defaults are those of the environment as it is now."""
     return {
-        field.name: Setting(
-            field.name,
-            _types()[field.name],
-            _default(field),
-            field.metadata["help"],
-            field.metadata["unit"],
-            field.metadata["bare"],
-        )
+        field.name: Setting(field.name, _types()[field.name], _default(field), **field.metadata)
         for field in attrs.fields(RuntimeConfig)
     }
 

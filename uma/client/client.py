@@ -26,7 +26,7 @@ from uma.net.inline import MAX_FRAME_BYTES
 from uma.net.link import Link, ReaderStalledError
 from uma.net.peer import pid_of_peer
 from uma.protocol import messages
-from uma.protocol.messages import Query, QueryAnswer, Sender, ServerEvent, WholeQuery, carried
+from uma.protocol.messages import MarkedQuery, Query, QueryAnswer, Sender, ServerEvent, WholeQuery, carried
 from uma.protocol.session import ClientSession
 from uma.types import (
     Activity,
@@ -138,12 +138,10 @@ class Client:
 
     async def tokenize(self, request: Request, *, pieces: bool = False) -> Tokenized:
         """See `Source.tokenize`."""
-        found = await self._answer(
-            messages.TokenizeEvent,
-            lambda id: messages.TokenizeQuery(attrs.evolve(request, id=id), pieces),
-            is_work=True,
-        )
-        return found.tokenized
+        id = self._fresh_id()
+        answer = await self._ask(id, messages.TokenizeQuery(attrs.evolve(request, id=id), pieces), is_work=True)
+        assert isinstance(answer, messages.TokenizeEvent)
+        return answer.tokenized
 
     async def embed(self, request: EmbedRequest) -> Embeddings:
         """See `Source.embed`. Texts that the server does not take in one frame are asked for in several requests.
@@ -197,48 +195,42 @@ class Client:
 
     async def health(self, *, probe: bool = True) -> Health:
         """See `Source.health`."""
-        health: Health = carried(
-            await self._answer(messages.HealthEvent, lambda id: messages.HealthQuery(probe, id=id))
-        )
+        health: Health = carried(await self._answer(messages.HealthEvent, messages.HealthQuery(probe)))
         return health
 
     async def metrics(self) -> Mapping[str, Any]:
         """See `Source.metrics`; the server's own figures (`active_sessions` ...) are in it too."""
-        return (await self._answer(messages.MetricsEvent, lambda id: messages.MetricsQuery(id=id))).snapshot
+        return (await self._answer(messages.MetricsEvent, messages.MetricsQuery())).snapshot
 
     async def activity(self, id: str = "") -> Activity:
         """See `Source.activity`. A server of a version before 1.2 tells of all requests whatever `id` is."""
-        activity: Activity = carried(
-            await self._answer(messages.ActivityEvent, lambda query: messages.ActivityQuery(id, id=query))
-        )
+        activity: Activity = carried(await self._answer(messages.ActivityEvent, messages.ActivityQuery(id)))
         return activity
 
     async def explain(self, id: str = "") -> Explained:
         """See `Source.explain`. Raises `BadRequest` where the server is too old to know the question, too."""
-        return (
-            await self._answer(messages.ExplainEvent, lambda query: messages.ExplainQuery(id, self._sender(), id=query))
-        ).request
+        return (await self._answer(messages.ExplainEvent, messages.ExplainQuery(id, self._sender()))).request
 
     async def trace(self, seconds: float) -> str:
         """What the server's threads do within so many seconds, 60 at most: JSON in Chrome's trace event format.
 
         Raises `BadRequest` where the server belongs to another user, another trace is on, or the server is too old.
         """
-        return (await self._answer(messages.TraceEvent, lambda id: messages.TraceQuery(seconds, id=id))).trace
+        return (await self._answer(messages.TraceEvent, messages.TraceQuery(seconds))).trace
 
     async def end_request(self, number: int) -> bool:
         """End a request of any session by its `RunningRequest.number`, and tell its client so. Whether it still ran.
 
         Raises `BadRequest` where the server belongs to another user, or is too old to know the question.
         """
-        return (await self._answer(messages.EndEvent, lambda id: messages.EndQuery(number, id=id))).ended
+        return (await self._answer(messages.EndEvent, messages.EndQuery(number))).ended
 
     async def pause(self, seconds: float) -> None:
         """Have the server compute nothing for so long, or with 0 go on. What runs stands still, and what comes waits.
 
         Raises `BadRequest` where the server belongs to another user, or is too old to know the question.
         """
-        await self._answer(messages.HealthEvent, lambda id: messages.PauseQuery(seconds, id=id))
+        await self._answer(messages.HealthEvent, messages.PauseQuery(seconds))
 
     async def models(self, *, reload: bool = False) -> Sequence[ListedModel]:
         """All models of a server that has several, the default one first; none of them is loaded by that. With `reload`
@@ -246,40 +238,31 @@ class Client:
 
         Raises `BadRequest` where the server has one alone, or is too old to know the question; so do the next three.
         """
-        return (await self._answer(messages.ModelsEvent, lambda id: messages.ModelsQuery(reload, id=id))).models
+        return (await self._answer(messages.ModelsEvent, messages.ModelsQuery(reload))).models
 
     async def load(
         self, model: str | None, keep_sec: float | None = None, on_loading: Callable[[LoadState], None] = lambda _: None
     ) -> ListedModel:
         """See `Models.load`; `on_loading` is given how far that is."""
         told_sec = -1.0 if keep_sec == math.inf else keep_sec
-        return (
-            await self._answer(messages.ModelsEvent, lambda id: messages.LoadQuery(model, told_sec, id=id), on_loading)
-        ).models[0]
+        return (await self._answer(messages.ModelsEvent, messages.LoadQuery(model, told_sec), on_loading)).models[0]
 
     async def unload(self, model: str | None) -> ListedModel:
         """See `Models.unload`. Raises `BadRequest` where the server belongs to another user, too."""
-        return (await self._answer(messages.ModelsEvent, lambda id: messages.UnloadQuery(model, id=id))).models[0]
+        return (await self._answer(messages.ModelsEvent, messages.UnloadQuery(model))).models[0]
 
     async def pin(
         self, model: str | None, *, is_pinned: bool = True, on_loading: Callable[[LoadState], None] = lambda _: None
     ) -> ListedModel:
         """See `Models.pin`. Raises `BadRequest` where the server belongs to another user, too."""
-        return (
-            await self._answer(messages.ModelsEvent, lambda id: messages.PinQuery(model, is_pinned, id=id), on_loading)
-        ).models[0]
+        return (await self._answer(messages.ModelsEvent, messages.PinQuery(model, is_pinned), on_loading)).models[0]
 
     async def _answer(
-        self,
-        event: type[E],
-        query: Callable[[str], Query],
-        on_loading: Callable[[LoadState], None] = lambda _: None,
-        *,
-        is_work: bool = False,
+        self, event: type[E], query: MarkedQuery, on_loading: Callable[[LoadState], None] = lambda _: None
     ) -> E:
-        """The answer to the query of a fresh id, which is an event of this class."""
+        """The answer to the query, which is given an id of its own: an event of this class."""
         id = self._fresh_id()
-        answer = await self._ask(id, query(id), on_loading, is_work=is_work)
+        answer = await self._ask(id, attrs.evolve(query, id=id), on_loading)
         assert isinstance(answer, event)
         return answer
 

@@ -267,17 +267,11 @@ WholeQuery = EmbedQuery | RerankQuery | DecideQuery
 
 ModelQuery = ModelsQuery | LoadQuery | UnloadQuery | PinQuery
 """What is asked of a server that has several models."""
-PlainQuery = (
-    MetricsQuery
-    | ActivityQuery
-    | ExplainQuery
-    | TraceQuery
-    | EndQuery
-    | PauseQuery
-    | ModelQuery
-    | HealthQuery
-    | TokenizeQuery
+MarkedQuery = (
+    MetricsQuery | ActivityQuery | ExplainQuery | TraceQuery | EndQuery | PauseQuery | ModelQuery | HealthQuery
 )
+"""What has no request in it."""
+PlainQuery = MarkedQuery | TokenizeQuery
 """Questions that no client can cancel."""
 Query = PlainQuery | WholeQuery
 """What a client asks besides a generation. Each has one answer."""

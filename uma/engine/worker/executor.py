@@ -368,9 +368,8 @@ class Executor:
 
     def _cut_back(self, sequence: Sequence, outcome: BatchOutcome) -> bool:
         """Remove what a failed batch can have left in memory. False where memory cannot be cut: then it is queued."""
-        assert sequence.holding is not None
         computed = outside(sequence.tokens, sequence.computed)
-        if not outcome.is_state_lost and self._pool.truncate(sequence.holding, computed):
+        if not outcome.is_state_lost and self._pool.truncate(sequence.slot, computed):
             sequence.cut_back(computed)
             return True
         self._slots.restart(sequence)

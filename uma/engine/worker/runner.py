@@ -167,14 +167,14 @@ class ModelRunner:
 
     def _steps(self, sequences: list[Sequence], stride: Stride) -> Generator[DecodeStep, None, BatchOutcome]:
         if self._pool.cells.is_split:
-            sequences.sort(key=_seq_id)
+            sequences.sort(key=lambda sequence: sequence.slot.seq_id)
         size = len(sequences)
         self._pool.make_room(size * stride.steps)
         self._batch.clear()
         self._batch.add_decode(
             [sequence.tokens[-1] for sequence in sequences],
             [sequence.next_position for sequence in sequences],
-            [_seq_id(sequence) for sequence in sequences],
+            [sequence.slot.seq_id for sequence in sequences],
         )
         returns_early = self._context.returns_early
         # Last of all: the readers that this wakes run while llama.cpp computes.
@@ -227,16 +227,14 @@ class ModelRunner:
     def _book(self, rows: Computed, took_ms: float, *, size: int = 0) -> None:
         """Book a batch (`book`), and its tokens that are in memory now."""
         for sequence, computed in rows:
-            assert sequence.holding is not None
             if sequence.status is Status.PREFILLING or len(computed) > 1:
-                self._pool.extend(sequence.holding, computed)
+                self._pool.extend(sequence.slot, computed)
             else:
-                self._pool.append(sequence.holding, computed[0])
+                self._pool.append(sequence.slot, computed[0])
         book(self._instruments, [(sequence, len(computed)) for sequence, computed in rows], took_ms, size=size)
         for sequence, _ in rows:
             if sequence.is_at_checkpoint():
-                assert sequence.holding is not None
-                self._pool.checkpoints.take(sequence.holding.tip, sequence.holding.seq_id)
+                self._pool.checkpoints.take(sequence.slot.tip, sequence.slot.seq_id)
 
     def prefill(self, work: Work) -> BatchOutcome:
         """Pieces of prompts, and perhaps a decode step with them (a mixed batch), computed and booked. What is computed
@@ -270,8 +268,7 @@ class ModelRunner:
         one.
         """
         assert self._projector is not None
-        assert sequence.holding is not None
-        position, seq_id = sequence.next_position, sequence.holding.seq_id
+        position, seq_id = sequence.next_position, sequence.slot.seq_id
         start, end = placed.run.start, placed.run.end
         for part in sequence.pictures:
             follows = part.run.start == end and part.start == placed.start + end - start
@@ -356,7 +353,7 @@ class ModelRunner:
         self._batch.clear()
         for sequence, draft in rows:
             run = [sequence.tokens[-1], *draft]
-            self._batch.add(run, sequence.next_position, _seq_id(sequence), last_logits=True, all_logits=True)
+            self._batch.add(run, sequence.next_position, sequence.slot.seq_id, last_logits=True, all_logits=True)
         sequences = [sequence for sequence, _ in rows]
         outcome = self._compute(sequences, sequences, drafts=[draft for _, draft in rows])
         if not outcome.is_done:
@@ -373,9 +370,8 @@ class ModelRunner:
         computed = [(sequence, [sequence.tokens[-1], *kept]) for sequence, kept in zip(sequences, held, strict=True)]
         self._book(computed, took_ms, size=tokens)
         for (sequence, draft), kept, result in zip(rows, held, given, strict=True):
-            assert sequence.holding is not None
             if len(kept) < len(draft):
-                self._pool.cut_draft(sequence.holding)
+                self._pool.cut_draft(sequence.slot)
             accepted = _agreed(draft, result) if isinstance(result, tuple) else 0
             sequence.batches.drafted += len(draft)
             sequence.batches.accepted += accepted
@@ -400,7 +396,7 @@ class ModelRunner:
     def _extend(self, work: Work, tokens: int, expected_ms: float = math.inf) -> BatchOutcome:
         """Compute and book the next tokens of each sequence."""
         if self._pool.cells.is_split:
-            work.sort(key=lambda row: _seq_id(row[0]))
+            work.sort(key=lambda row: row[0].slot.seq_id)
         self._pool.make_room(tokens)
         self._batch.clear()
         ends: dict[Sequence, int] = {}
@@ -410,7 +406,7 @@ class ModelRunner:
             index = self._batch.add(
                 sequence.tokens[first:last],
                 sequence.next_position,
-                _seq_id(sequence),
+                sequence.slot.seq_id,
                 last_logits=is_whole,
                 all_logits=reads_logits(sequence),
             )
@@ -579,11 +575,6 @@ def reads_logits(sequence: Sequence) -> bool:
     """Whether the logits of the prompt tokens that it computes next are read for its report."""
     report = sequence.report
     return report is not None and sequence.computed == report.read and sequence.logprobs_pending > 0
-
-
-def _seq_id(sequence: Sequence) -> int:
-    assert sequence.holding is not None
-    return sequence.holding.seq_id
 
 
 def _draft_length(draft: Draft) -> int:

@@ -282,6 +282,12 @@ class Sequence:
         return len(self.tokens) - self.computed
 
     @property
+    def slot(self) -> Holding:
+        """What it holds, where it has a slot."""
+        assert self.holding is not None
+        return self.holding
+
+    @property
     def is_loading(self) -> bool:
         """Whether it has a slot in which its cached tokens have yet to be loaded."""
         return self.holding is not None and self.holding.loading is not None

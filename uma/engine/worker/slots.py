@@ -336,14 +336,13 @@ class Slots:
 
         Its reader sees a pause, and then exactly the tokens it would have seen.
         """
-        assert sequence.holding is not None
         self._metrics.preemptions_total += 1
         # `save` copies only what is small or while nothing decodes. It copied everything once: a gigabyte of KV stopped
         # all streams for seconds, to free a slot that its cells could be cache of.
-        sequence.kept = self._pool.save(sequence.holding, now)
+        sequence.kept = self._pool.save(sequence.slot, now)
         if sequence.kept is not None:
             sequence.kept.pins += 1
-        self._pool.release(sequence.holding, now, keep=sequence.kept is None)
+        self._pool.release(sequence.slot, now, keep=sequence.kept is None)
         self._queue_again(sequence)
 
     def park(self, sequence: Sequence, now: float) -> None:
@@ -353,8 +352,7 @@ class Slots:
 
     def restart(self, sequence: Sequence) -> None:
         """Queue a sequence whose computed part a failed batch has left in an unknown state: it computes all again."""
-        assert sequence.holding is not None
-        self._pool.release_after_abort(sequence.holding, now_ms())
+        self._pool.release_after_abort(sequence.slot, now_ms())
         self._queue_again(sequence)
 
     def _queue_again(self, sequence: Sequence) -> None:
@@ -377,10 +375,9 @@ class Slots:
         for sequence in self._yielding(head, now):
             if slots <= 0 and cells <= 0:
                 break
-            assert sequence.holding is not None
             victims.append(sequence)
             slots -= 1
-            cells -= self._pool.own_cells(sequence.holding) + sequence.uncomputed + TUNING.reserve_tokens
+            cells -= self._pool.own_cells(sequence.slot) + sequence.uncomputed + TUNING.reserve_tokens
         return victims if slots <= 0 and cells <= 0 else []
 
     def _yielding(self, head: Sequence, now: float) -> dict[Sequence, None]:
@@ -436,18 +433,18 @@ class Slots:
     def load_ms(self) -> float:
         """Expected time of `load`; 0 where there is nothing to load."""
         sequence = self.loading
-        return self._pool.load_ms(sequence.holding) if sequence is not None and sequence.holding is not None else 0.0
+        return 0.0 if sequence is None else self._pool.load_ms(sequence.slot)
 
     def load(self) -> bool:
         """Load the next part of a sequence's cached tokens; False where there is nothing to load."""
         sequence = self.loading
-        if sequence is None or sequence.holding is None:
+        if sequence is None:
             return False
-        if not self._pool.load_next(sequence.holding):
+        if not self._pool.load_next(sequence.slot):
             sequence.cached_tokens = 0
             self.restart(sequence)
         elif not sequence.is_loading:
-            sequence.computed = sequence.holding.tip.end
+            sequence.computed = sequence.slot.tip.end
             if sequence.generated and sequence.uncomputed == 1:
                 sequence.change(Change.PREFILLED)
         return True

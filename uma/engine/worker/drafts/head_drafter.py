@@ -52,13 +52,13 @@ class HeadDrafter(GuessingDrafter[_HeadText]):
         drafts = [self._begun(sequence, wanted) for sequence, wanted in rows]
         guesses = self._guess_on(drafts, rows, plain_ms)
         for sequence, _ in rows:
-            self._heads.cut(_seq_id(sequence), sequence.next_position)
+            self._heads.cut(sequence.slot.seq_id, sequence.next_position)
         return guesses
 
     def _begun(self, sequence: Sequence, wanted: int) -> _Draft:
         text, grammar = self._texts[sequence], sequence.choice.grammar
         self._catch_up(sequence, text)
-        text.hidden = [self._heads.hidden_before(_seq_id(sequence), sequence.next_position)]
+        text.hidden = [self._heads.hidden_before(sequence.slot.seq_id, sequence.next_position)]
         return GuessInProgress(sequence, text, wanted, None if grammar is None else grammar.fork(renews=False))
 
     @property
@@ -93,12 +93,7 @@ class HeadDrafter(GuessingDrafter[_HeadText]):
         sequence, text = draft.sequence, draft.text
         begins, step = sequence.next_position, 0 if self._heads.reads_cells else 1
         return [
-            Guessed(_seq_id(sequence), token, begins + at * step, text.hidden[at], is_last=at == draft.ahead)
+            Guessed(sequence.slot.seq_id, token, begins + at * step, text.hidden[at], is_last=at == draft.ahead)
             for at, token in enumerate((sequence.tokens[-1], *text.guess))
             if at >= first
         ]
-
-
-def _seq_id(sequence: Sequence) -> int:
-    assert sequence.holding is not None
-    return sequence.holding.seq_id
