@@ -384,6 +384,35 @@ def complete_with(server: HttpServer, key: str, model: str) -> Answered:
     return server.ask("POST", "/v1/completions", body, authorization=f"Bearer {key}")
 
 
+def test_a_request_that_waits_for_its_model_is_shown_to_its_own_key_explained_and_ended(
+    keyed: tuple[HttpServer, dict[str, str]],
+) -> None:
+    server, keys = keyed
+    own, other, manager = ({"authorization": f"Bearer {keys[name]}"} for name in ("all", "bound", "manager"))
+    server.ask("POST", "/models/unload", {"model": "beta.v1"}, **manager)
+    until(lambda: children(server.process.pid), lambda found: not found)
+    body = {"model": "beta.v1", "input": "Once", "stream": True, "max_output_tokens": 4}
+    with server.connect() as raw, server.connect() as ended:
+        raw.send("POST", "/v1/responses", body, **own)
+        (loading,) = until(lambda: children(server.process.pid), bool)
+        os.kill(loading, signal.SIGSTOP)
+        (begun, headers), chunks = raw.head(), raw.chunks()
+        assert (begun, next(chunks).startswith(b": beta.v1: loading, ")) == (200, True)
+        id = headers["x-request-id"]
+        (entry,) = server.ask("GET", "/v1/requests", **own).json["data"]
+        assert (entry["id"], entry["model"], entry["waits_for"]) == (id, "beta.v1", "loading")
+        assert list(server.ask("GET", f"/v1/requests/{id}", **own).json["spent_ms"]) == ["loading"]
+        assert server.ask("GET", "/v1/requests", **other).json["data"] == []
+        assert server.ask("GET", f"/v1/requests/{id}", **other).status == 404
+        ended.send("POST", "/v1/completions", {"model": "beta.v1", "prompt": "Once"}, **own)
+        waits = until(lambda: server.ask("GET", "/v1/requests", **own).json["data"], lambda data: len(data) == 2)
+        (second,) = {each["id"] for each in waits} - {id}
+        assert server.ask("DELETE", f"/v1/requests/{second}", **own).status == 200
+        assert ended.head()[0] == 410
+        os.kill(loading, signal.SIGCONT)
+        assert b"event: response.incomplete" in b"".join(chunks)
+
+
 def test_a_key_with_the_right_unloads_and_pins(keyed: tuple[HttpServer, dict[str, str]]) -> None:
     server, keys = keyed
     manager = {"authorization": f"Bearer {keys['manager']}"}

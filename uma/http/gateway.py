@@ -304,6 +304,15 @@ class Gateway:
                     self._running[http.id] = outer
 
     @contextmanager
+    def waiting(self, http: Exchange) -> Iterator[None]:
+        """A block in which a request waits for its model, where its client sees it and can end it."""
+        self.began(http.id, self._running[http.id])
+        try:
+            yield
+        finally:
+            del self.answering[http.id]
+
+    @contextmanager
     def _ended_from_outside(self, http: Exchange, requests: int) -> Iterator[Work]:
         """A block in which so many requests run, and that `abort` or the client itself can end."""
         with self.ended_by_abort(http) as work, running(http.account, requests):

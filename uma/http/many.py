@@ -58,7 +58,8 @@ async def of_model(gateway: Gateway, http: Exchange, dialect: Dialect | None = N
             if dialect is not None and dialect.is_streamed(fields):
                 shown = name or models.listed()[0].name
                 telling.start_soon(_tell_of_load, http, dialect, partial(models.find, shown))
-            source = await unless_gone(http, partial(stack.enter_async_context, models.using(name, kept, http.id)))
+            with gateway.waiting(http):
+                source = await unless_gone(http, partial(stack.enter_async_context, models.using(name, kept, http.id)))
             telling.cancel_scope.cancel()
         http.model = source.info.model.name
         yield gateway.to_model(source, ModelNames(asked or source.info.model.name, takes_any=True))

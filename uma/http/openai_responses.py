@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -341,20 +341,26 @@ def _early_event(body: Body) -> bytes:
 RESPONSES = Dialect(error, event=_early_event)
 
 
-async def responses(gateway: Gateway, http: Exchange) -> None:
+@attrs.frozen(eq=False)
+class _Responses(Generates):
     """`POST /v1/responses`. Where responses are stored, one is unless `store` is false."""
-    fields = await http.fields()
-    given, before = fields.get("input"), await stored_responses.before(gateway, http, fields)
-    own: Any = [{"role": "user", "content": given}] if isinstance(given, str) else given
-    if before and isinstance(own, list):
-        fields["input"], http.is_quick = [*before, *own], False
-    keep = None
-    if fields.get("store") is not False and stored_responses.days_kept(gateway):
-        keep = partial(stored_responses.keep, gateway, http, before, own)
-    elif fields.get("store"):
-        http.ignored.add("store")
-    await Generates(RESPONSES, partial(_read, stored=len(before)))(gateway, http, keep)
 
+    async def __call__(
+        self, gateway: Gateway, http: Exchange, keep: Callable[[Body], Awaitable[None]] | None = None
+    ) -> None:
+        fields = await http.fields()
+        given, before = fields.get("input"), await stored_responses.before(gateway, http, fields)
+        own: Any = [{"role": "user", "content": given}] if isinstance(given, str) else given
+        if before and isinstance(own, list):
+            fields["input"], http.is_quick = [*before, *own], False
+        if fields.get("store") is not False and stored_responses.days_kept(gateway):
+            keep = partial(stored_responses.keep, gateway, http, before, own)
+        elif fields.get("store"):
+            http.ignored.add("store")
+        await Generates(self.dialect, partial(_read, stored=len(before)))(gateway, http, keep)
+
+
+responses = _Responses(RESPONSES, _read)
 
 count_tokens = Tokenizes(_read, input_tokens, is_whole=True)
 """The prompt's tokens, as a response to it would use them."""
