@@ -115,7 +115,9 @@ def test_a_reranker_gives_llama_cpps_scores_best_first(reranker: Path) -> None:
         begin, between = model.vocab.bos, model.vocab.sep
         pairs = [[begin, *plain("where is the fox"), between, *plain(text)] for text in TEXTS]
         expected = by_llama_cpp(model, pairs, "rank", 1)[:, 0]
-        best = llm.rerank("where is the fox", TEXTS, top_n=2)
+        with pytest.raises(TimeoutError, match="longer than its timeout"):
+            llm.rerank("where is the fox", TEXTS * 500, timeout=0.01)
+        best = llm.rerank("where is the fox", TEXTS, top_n=2, timeout=60)
     assert [each.index for each in ranked] == list(np.argsort(-expected))
     assert np.allclose([each.score for each in ranked], np.sort(expected)[::-1], rtol=0, atol=1e-5)
     assert len(set(expected.tolist())) == len(TEXTS)

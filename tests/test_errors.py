@@ -64,6 +64,7 @@ def test_a_field_has_another_name_where_it_or_what_holds_it_has_one() -> None:
 
 
 def test_the_errors_that_callers_catch_are_in_uma_which_shows_public_names_alone() -> None:
-    caught = "BadRequest ConfigError ConnectionLost ModelError Overloaded PromptTooLarge TemplateError UnknownModel"
+    caught = "BadRequest ConfigError ConnectionLost ModelError Overloaded PromptTooLarge TemplateError TimedOut "
+    caught += "UnknownModel WrongKind WrongPlace WrongValues"
     assert {*caught.split(), "JobChanged", "UmaError"} <= {*dir(uma)} == {*uma.__all__}
     assert all(issubclass(getattr(uma, name), uma.UmaError) for name in (*caught.split(), "JobChanged"))

@@ -13,8 +13,9 @@ import sys
 import threading
 import weakref
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import numpy as np
 import psutil
 import pytest
 from chat_templates import HERMES_CALLS
@@ -25,7 +26,7 @@ import uma
 from harness import PATIENCE_SEC, run_to_end
 from models import write_model
 from uma import LLM, DecisionQuestion, Engine, Grammar, Message, RuntimeConfig, SamplingParams, connect, open_engine
-from uma.errors import BadRequest, ConfigError, ModelError, PromptTooLarge
+from uma.errors import BadRequest, ConfigError, ModelError, PromptTooLarge, UmaError
 from uma.llm import Completion
 from uma.llm.arguments import messages_of, tool_of
 from uma.types import DEFAULT_MAX_TOKENS, Tool, ToolCallDelta
@@ -48,6 +49,13 @@ def kept(fields: Any) -> Any:
 
 def open_llm(path: Path, **settings: Any) -> LLM:
     return LLM(str(path), **(TINY | settings))
+
+
+@pytest.fixture(scope="module")
+def timed(tiny: Path) -> Any:
+    """It computes one sequence at a time."""
+    with open_llm(tiny, n_ctx=16_384, max_sequences=1) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="module")
@@ -105,9 +113,12 @@ def test_a_bad_prompt_costs_the_others_nothing(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda llm: llm.generate(None), "prompts: expected a string or a list of strings, not None"),
-        (lambda llm: llm.generate(b"x"), "prompts: expected a string or a list of strings, not b'x'"),
-        (lambda llm: llm.generate(["x", 7]), r"prompts\[1\]: expected a string, not 7"),
+        (
+            lambda llm: llm.generate(None),
+            "prompts: expected .* list of token ids, or a list of these, not None",
+        ),
+        (lambda llm: llm.generate(b"x"), "prompts: expected a string or a list of token ids, or a"),
+        (lambda llm: llm.generate(["x", 7]), r"prompts\[1\]: expected a string or a list of token ids, not 7"),
         (lambda llm: llm.generate([Message("user", "x")]), "llm.chat takes conversations"),
         (
             lambda llm: llm.generate("x", 64),
@@ -141,7 +152,7 @@ def test_a_bad_prompt_costs_the_others_nothing(llm: LLM) -> None:
         (lambda llm: llm.chat({"role": "user", "content": "hi"}), "conversations: expected a string, or a list of"),
         (lambda llm: llm.chat(Message("user", "hi")), "conversations: expected a string, or a list of messages"),
         (lambda llm: llm.chat([["hi"]]), r"conversations\[0\]\[0\]: expected a string, or a list of messages"),
-        (lambda llm: llm.stream(7), "prompt: expected a string, or a list of messages, not 7"),
+        (lambda llm: llm.stream(7), "prompt: expected a string or a list of token ids, or a list of messages, not 7"),
         (lambda llm: llm.tokenize(None), "prompt: expected a string"),
         (lambda llm: llm.detokenize("x"), "token_ids: expected a list of integers"),
         (
@@ -153,7 +164,8 @@ def test_a_bad_prompt_costs_the_others_nothing(llm: LLM) -> None:
         (lambda llm: LLM(n_contx=512), r"LLM.* 'n_contx'; did you mean n_ctx\?"),
         (lambda llm: LLM(max_model_len=512), r"'max_model_len'; did you mean n_ctx\?"),
         (lambda llm: LLM(use_tqdm=False), "'use_tqdm'; llm.generate and llm.chat have progress=False"),
-        (lambda llm: llm.generate("x", **kept({"timeout": 3})), r"'timeout'; `await llm.agenerate\(…\)` in asyncio"),
+        (lambda llm: llm.imap(["x"], **kept({"timeout": 3})), r"'timeout'; .* have it: llm\.generate\(…, timeout=30\)"),
+        (lambda llm: llm.generate("x", timeout="3"), "timeout: expected seconds, not '3'"),
         (lambda llm: LLM(gpu_memory_utilization=0.9), "'gpu_memory_utilization'; n_gpu_layers and n_ctx"),
         (lambda llm: LLM(tensor_parallel_size=2), "'tensor_parallel_size'; a model is divided among all GPUs"),
         (lambda llm: LLM(verbose=True), "'verbose'; .*logging"),
@@ -161,7 +173,7 @@ def test_a_bad_prompt_costs_the_others_nothing(llm: LLM) -> None:
             lambda llm: SamplingParams(**kept({"grammar": "x"})),
             "grammar: expected a Grammar, not 'x'; give one of json_",
         ),
-        (lambda llm: llm.chat("x", tools=5), "tools: expected a list of Tools, .* not 5"),
+        (lambda llm: llm.chat("x", tools=5), "tools: expected a list of functions, of Tools, .* not 5"),
         (lambda llm: llm.decide("x", None), "questions: expected a string, .* not None"),
         (
             lambda llm: llm.decide("x", ["y?", {"type": "x"}]),
@@ -171,8 +183,54 @@ def test_a_bad_prompt_costs_the_others_nothing(llm: LLM) -> None:
     ],
 )
 def test_what_is_no_prompt_and_no_parameters_is_a_type_error_at_the_call(call: Any, message: str, llm: LLM) -> None:
-    with pytest.raises(TypeError, match=message):
+    with pytest.raises(TypeError, match=message) as raised:
         call(llm)
+    assert isinstance(raised.value, UmaError), "one family"
+
+
+@pytest.mark.parametrize(
+    ("call", "kind"),
+    [
+        (lambda: SamplingParams(temperature=9), ValueError),
+        (Grammar, ValueError),
+        (lambda: DecisionQuestion.choice("Which?", []), ValueError),
+        (lambda: params(json_schema=complex), ValueError),
+        (lambda: uma.Request("a"), ValueError),
+        (lambda: LLM("no-such-model"), uma.ModelError),
+    ],
+)
+def test_what_uma_refuses_is_a_uma_error_and_python_s_own_kind_too(call: Any, kind: type[Exception]) -> None:
+    with pytest.raises(kind) as raised:
+        call()
+    assert isinstance(raised.value, UmaError)
+    assert raised.value.code
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda llm, sec: llm.generate("Once", params(4_000), timeout=sec),
+        lambda llm, sec: llm.generate(["Once", "Twice"], params(4_000), timeout=sec, checkpoint=f"kept{sec}"),
+        lambda llm, sec: llm.chat("Once", params(4_000), timeout=sec),
+        lambda llm, sec: llm.embed(["Once"] * 5_000, timeout=sec),
+        lambda llm, sec: llm.decide("Once " * 200, ["Is it?"] * 300, timeout=sec),
+        lambda llm, sec: asyncio.run(llm.agenerate(["Once"], params(4_000), timeout=sec)),
+        lambda llm, sec: asyncio.run(llm.achat("Once", params(4_000), timeout=sec)),
+        lambda llm, sec: asyncio.run(llm.aembed(["Once"] * 5_000, timeout=sec)),
+        lambda llm, sec: asyncio.run(llm.adecide("Once " * 200, ["Is it?"] * 300, timeout=sec)),
+    ],
+)
+def test_a_timeout_ends_the_call_with_uma_s_error_and_what_it_had_asked(
+    ask: Any, timed: LLM, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TimeoutError, match=r"longer than its timeout of 0\.05 s, and was cancelled") as raised:
+        ask(timed, 0.05)
+    assert isinstance(raised.value, UmaError)
+    # With one sequence at a time this would wait for 4,000 tokens.
+    assert len(timed.generate("Again", params(2), timeout=PATIENCE_SEC)[0].outputs[0].token_ids) == 2
+    with pytest.raises(ValueError, match="timeout: -1 must be 0 or more seconds"):
+        ask(timed, -1)
 
 
 def test_parameters_may_be_a_dict_of_fields(llm: LLM) -> None:
@@ -230,6 +288,22 @@ def test_text_becomes_tokens_and_text_again(llm: LLM) -> None:
     assert len(llm.tokenize([{"role": "user", "content": "Hi"}])) > len(llm.tokenize("Hi"))
     with pytest.raises(BadRequest, match="vocabulary"):
         llm.detokenize([10**6])
+
+
+def test_a_prompt_may_be_its_token_ids(llm: LLM, tmp_path: Path) -> None:
+    ids, text = llm.tokenize("Once upon a time"), "Once upon a time"
+    (whole,) = llm.generate(text, params())
+    assert llm.generate(ids, params())[0].text == whole.text
+    for given in kept([[ids, text], [np.array(ids), text]]):
+        outs = llm.generate(given, params(), checkpoint=tmp_path / "kept")
+        assert [(out.prompt, out.text) for out in outs] == [(tuple(ids), whole.text), (text, whole.text)]
+    assert [out.text for out in asyncio.run(llm.agenerate([ids], params()))] == [whole.text]
+    assert [out.text for out in llm.imap([ids, text], params())] == [whole.text] * 2
+    assert "".join(llm.stream(ids, params())) == whole.text
+    with pytest.raises(BadRequest, match=r"token_ids\[1\]: expected an integer, not 'x'"):
+        llm.generate(kept([1, "x"]))
+    with pytest.raises(TypeError, match=r"prompts\[0\]: expected a string or a list of token ids, not \[\]"):
+        llm.generate([[]])
 
 
 def test_what_is_shown_at_a_prompt_is_short(llm: LLM) -> None:
@@ -303,8 +377,9 @@ def test_under_asyncio_the_trio_interface_says_what_to_do(function: Any, tiny: P
         async with function(tiny):
             raise AssertionError("this is no Trio")
 
-    with pytest.raises(RuntimeError, match=r"needs Trio, and this is asyncio; use uma\.LLM"):
+    with pytest.raises(RuntimeError, match=r"needs Trio, and this is asyncio; use uma\.LLM") as raised:
         asyncio.run(notebook())
+    assert isinstance(raised.value, UmaError)
 
 
 def test_a_chat_calls_a_tool_and_goes_on_with_its_result(llm: LLM) -> None:
@@ -333,6 +408,38 @@ def test_a_chat_calls_a_tool_and_goes_on_with_its_result(llm: LLM) -> None:
     assert llm.chat(dicts, params(), tools=offered)[0].outputs == last.outputs
     with pytest.raises(BadRequest, match=r"tools\[0\]: expected a Tool"):
         llm.chat(talk, tools=[{"type": "function"}])
+
+
+class Office:
+    def weather(self, city: Annotated[Literal["Oslo"], "where it is"], *, days: int = 1, now: bool) -> str:
+        """The weather in a city.
+
+        For some days.
+        """
+        return f"Rain in {city} for {days}, {now}."
+
+
+def test_a_python_function_is_a_tool_by_its_name_docstring_and_annotations(llm: LLM) -> None:
+    call = Office().weather
+    tool = tool_of(call, "")
+    days = {"type": "integer", "minimum": 1 - 2**53, "maximum": 2**53 - 1}
+    city = {"enum": ["Oslo"], "description": "where it is"}
+    assert (tool.name, tool.description) == ("weather", "The weather in a city.\n\nFor some days.")
+    assert tool.parameters == {
+        "type": "object",
+        "properties": {"city": city, "days": days, "now": {"type": "boolean"}},
+        "required": ["city", "now"],
+        "additionalProperties": False,
+    }
+    (out,) = llm.chat("Hi", SamplingParams(max_tokens=200, temperature=0), tools=[call], tool_choice="required")
+    assert out.outputs[0].tool_calls
+    assert call(**json.loads(out.outputs[0].tool_calls[0].arguments)).startswith("Rain in Oslo for ")
+    for wrong, why in (
+        (lambda *cities: None, r"\*cities cannot be given by name"),
+        (print, r"^tools\[0\]: expected a function"),
+    ):
+        with pytest.raises(TypeError, match=why):
+            tool_of(wrong, "tools[0]")
 
 
 def test_a_stream_gives_thinking_and_calls_as_events(tmp_path: Path) -> None:
@@ -560,8 +667,9 @@ def test_a_closed_llm_says_so(tiny: Path) -> None:
     llm = open_llm(tiny)
     llm.close()
     llm.close()
-    with pytest.raises(ValueError, match="closed"):
+    with pytest.raises(ValueError, match="closed") as raised:
         llm.generate("Once", params())
+    assert isinstance(raised.value, UmaError)
 
 
 def test_closing_ends_what_another_thread_generates(tiny: Path) -> None:

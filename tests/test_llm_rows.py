@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from harness import Serve, ServerProcess
+from harness import Serve, ServerProcess, until
 from uma import LLM, Grammar, Message, Request, SamplingParams
 from uma.errors import BadRequest, ConfigError, ConnectionLost, ModelError, PromptTooLarge, UnknownModel
 from uma.jobs import JobChanged
@@ -74,7 +74,7 @@ def test_a_row_may_be_a_conversation_and_a_bad_one_costs_the_others_nothing(llm:
 
 @pytest.mark.parametrize("row", [7, b"x", {"role": "user", "content": "Hi"}, None])
 def test_what_is_no_row_is_a_type_error_that_names_it(llm: LLM, row: Any) -> None:
-    with pytest.raises(TypeError, match=r"rows\[1\]: expected a string, or a list of messages"):
+    with pytest.raises(TypeError, match=r"rows\[1\]: expected a string or a list of token ids, or a list of messages"):
         list(llm.imap(["Once", row], SHORT))
     assert len(llm.generate("Again", SHORT)[0].outputs[0].token_ids) == 6
 
@@ -132,6 +132,10 @@ def test_an_llm_on_a_socket_has_the_server_s_model_and_every_method(served: LLM,
     assert served.detokenize(ids) == "Once upon a time"
     assert served.embed(["a fox", "an owl"]).shape[0] == 2
     assert [out.index for out in served.imap(["x"] * 5, SHORT)] == list(range(5))
+    before = server.metrics()["requests_cancelled"]
+    with pytest.raises(TimeoutError, match="longer than its timeout"):
+        served.generate("Once", SamplingParams(max_tokens=1_000, ignore_eos=True), timeout=0.1)
+    until(lambda: server.metrics()["requests_cancelled"], lambda count: count > before)
     # The tokens were the server's.
     assert server.metrics()["requests_length"] >= 9
 

@@ -23,8 +23,12 @@ if TYPE_CHECKING:
         Overloaded,
         PromptTooLarge,
         TemplateError,
+        TimedOut,
         UmaError,
         UnknownModel,
+        WrongKind,
+        WrongPlace,
+        WrongValues,
     )
     from uma.jobs.journal import JobChanged
     from uma.llm import LLM, Completion, RequestOutput
@@ -48,7 +52,7 @@ _NAMES = {
     "uma.config": "RuntimeConfig",
     "uma.engine": "Engine open_engine",
     "uma.errors": "BadRequest ConfigError ConnectionLost IdleTimeout ModelError Overloaded PromptTooLarge "
-    "TemplateError UmaError UnknownModel",
+    "TemplateError TimedOut UmaError UnknownModel WrongKind WrongPlace WrongValues",
     "uma.jobs.journal": "JobChanged",
     "uma.types": "DecisionQuestion Finished Grammar Message Request SamplingParams Slo Source Token Tool ToolCall",
 }
@@ -78,11 +82,15 @@ __all__ = [
     "Slo",
     "Source",
     "TemplateError",
+    "TimedOut",
     "Token",
     "Tool",
     "ToolCall",
     "UmaError",
     "UnknownModel",
+    "WrongKind",
+    "WrongPlace",
+    "WrongValues",
     "__version__",
     "connect",
     "open_engine",

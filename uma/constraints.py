@@ -23,7 +23,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import attrs
 
 from uma import json_text
-from uma.wrong import Wrong, WrongValues, nearest
+from uma.errors import WrongValues
+from uma.wrong import Wrong, nearest
 
 
 @attrs.frozen

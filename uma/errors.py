@@ -9,6 +9,11 @@ A client raises the very class the server raised: `from_code` finds it.
     │   ├── UnknownModel       also a BadRequest
     │   └── ModelUnusable
     ├── ConnectionLost         the session's connection
+    ├── TimedOut               also a TimeoutError
+    ├── what a program passes
+    │   ├── WrongValues        also a ValueError
+    │   ├── WrongKind          also a TypeError
+    │   └── WrongPlace         also a ValueError and a RuntimeError
     ├── what a client sent
     │   ├── FrameTooLarge, InvalidJson, VersionMismatch, Busy
     │   ├── BadRequest
@@ -32,7 +37,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar, Self
 
-from uma.wrong import Wrong, WrongValues, renamed
+from uma.wrong import Wrong, renamed
 
 
 class UmaError(Exception):
@@ -74,6 +79,30 @@ class ModelError(UmaError):
     code = "E_MODEL"
 
 
+class WrongValues(UmaError, ValueError):
+    """Fields of a class that people construct by hand are wrong, or an argument's value is."""
+
+    code = "E_PROTO_BAD_REQUEST"
+
+
+class WrongKind(UmaError, TypeError):
+    """An argument is of another kind, or a keyword is unknown."""
+
+    code = "E_PROTO_BAD_REQUEST"
+
+
+class WrongPlace(UmaError, ValueError, RuntimeError):
+    """A call where nothing can answer it: an `LLM` that is closed or another process's, or no Trio runs."""
+
+    code = "E_PLACE"
+
+
+class TimedOut(UmaError, TimeoutError):
+    """A call of `LLM` took longer than its `timeout`. What it had asked is cancelled."""
+
+    code = "E_TIMEOUT"
+
+
 class TemplateError(UmaError):
     """A model's chat template is broken or refuses these messages."""
 
@@ -106,7 +135,7 @@ class BadRequest(UmaError):
     @classmethod
     def of(cls, error: ValueError) -> Self:
         """What is wrong with an object that a request is made of."""
-        return cls(*(error.lines if isinstance(error, WrongValues) else (str(error),)))
+        return cls(*(error.lines if isinstance(error, UmaError) else (str(error),)))
 
 
 class UnknownModel(BadRequest, ModelError):

@@ -1,16 +1,19 @@
 """The JSON Schema of a Python class: pydantic's models tell it themselves, attrs' classes and dataclasses have it in
-their fields' types.
+their fields' types, functions in their arguments'.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
+from inspect import Parameter, signature
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import attrs
+
+from uma.errors import WrongKind
 
 _BOUNDS = {"minimum": 1 - 2**53, "maximum": 2**53 - 1}
 """Bounds of an integer that has none of its own, since small models write figures without end: what every reader of
@@ -30,7 +33,7 @@ _OF_SCHEMAS = ("items", "prefixItems", "additionalProperties", "anyOf", "oneOf",
 
 
 def schema_of(kind: Any) -> dict[str, Any] | None:
-    """The schema of a class whose fields have types that JSON has; None for what is no such class. Raises `TypeError`
+    """The schema of a class whose fields have types that JSON has; None for what is no such class. Raises `WrongKind`
     for a field whose type JSON has not.
     """
     if callable(tells := getattr(kind, "model_json_schema", None)):
@@ -60,12 +63,25 @@ def _bounded(schema: Any) -> Any:
 
 def _of_class(kind: type, inside: tuple[type, ...]) -> dict[str, Any]:
     if kind in inside:
-        raise TypeError(f"{kind.__name__} has a field of its own type; write its JSON Schema out")
+        raise WrongKind(f"{kind.__name__} has a field of its own type; write its JSON Schema out")
     hints = get_type_hints(kind, include_extras=False)
     fields = attrs.fields(kind) if attrs.has(kind) else dataclasses.fields(kind)
     names = [field.name for field in fields if field.init]
     known = {name: _of(hints.get(name, Any), f"{kind.__name__}.{name}", (*inside, kind)) for name in names}
     needed = [field.name for field in fields if field.init and not _has_default(field)]
+    return {"type": "object", "properties": known, "required": needed, "additionalProperties": False}
+
+
+def parameters_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """The schema of a function's arguments; text beside a type, `Annotated[str, "A city"]`, describes one. Raises
+    `WrongKind` for what no call by names can fill.
+    """
+    hints, known, needed = get_type_hints(function, include_extras=True), dict[str, Any](), list[str]()
+    for name, parameter in signature(function).parameters.items():
+        if parameter.kind not in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY):
+            raise WrongKind(f"{function.__name__}: {parameter} cannot be given by name; write its JSON Schema out")
+        known[name] = _of(hints.get(name, Any), f"{function.__name__}.{name}", ())
+        needed += [name] if parameter.default is Parameter.empty else []
     return {"type": "object", "properties": known, "required": needed, "additionalProperties": False}
 
 
@@ -79,7 +95,8 @@ def _of(hint: Any, where: str, inside: tuple[type, ...]) -> dict[str, Any]:
     if hint in _PLAIN:
         return _PLAIN[hint]
     if origin is Annotated:
-        return _of(parts[0], where, inside)
+        told = next((part for part in parts[1:] if isinstance(part, str)), None)
+        return _of(parts[0], where, inside) | ({} if told is None else {"description": told})
     if origin is Literal:
         return {"enum": list(parts)}
     if origin in (Union, types.UnionType):
@@ -93,4 +110,4 @@ def _of(hint: Any, where: str, inside: tuple[type, ...]) -> dict[str, Any]:
         return {"type": "array", "items": _of(parts[0] if parts else Any, where, inside)}
     if callable(getattr(hint, "model_json_schema", None)) or attrs.has(hint) or dataclasses.is_dataclass(hint):
         return schema_of(hint) or {} if hasattr(hint, "model_json_schema") else _of_class(hint, inside)
-    raise TypeError(f"{where}: JSON has no type for {hint!r}; write the JSON Schema out")
+    raise WrongKind(f"{where}: JSON has no type for {hint!r}; write the JSON Schema out")

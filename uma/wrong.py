@@ -38,14 +38,6 @@ class Wrong(str):
         return self
 
 
-class WrongValues(ValueError):
-    """Fields of a class that people construct by hand are wrong."""
-
-    def __init__(self, *lines: Wrong) -> None:
-        super().__init__("\n".join(lines))
-        self.lines = lines
-
-
 def below(path: str, lines: Iterable[str]) -> list[str]:
     """Lines about an object that stands at `path`."""
     return [line.below(path) if isinstance(line, Wrong) else f"{path}.{line}" if path else line for line in lines]

@@ -20,7 +20,7 @@ import trio
 
 from uma.client.parts import errors_moved, halves, joined_embeddings, joined_ranking
 from uma.client.stream import Stream
-from uma.errors import ConnectionLost, Ended, FrameTooLarge, InternalError, Loading, UmaError, from_code
+from uma.errors import ConnectionLost, Ended, FrameTooLarge, InternalError, Loading, UmaError, WrongValues, from_code
 from uma.net.client import CLIENT, ORIGIN, OWNER, with_span
 from uma.net.inline import MAX_FRAME_BYTES
 from uma.net.link import Link, ReaderStalledError
@@ -290,7 +290,7 @@ class Client:
             request = attrs.evolve(request, id=stream.id)
         while (known := self._streams.get(stream.id)) is not None:
             if not known.is_left:
-                raise ValueError(f"id: {stream.id!r} is running on this client already; each request needs its own")
+                raise WrongValues(f"id: {stream.id!r} is running on this client already; each request needs its own")
             await known.ended()  # left, but the server holds the id until it has answered the cancel
         self._raise_if_lost()
         await trio.lowlevel.checkpoint_if_cancelled()

@@ -19,7 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 from uma import json_bytes
 from uma.constraints import show
 from uma.contracts.versions import CONTRACT_VERSIONS, PROTOCOL_HEADER, SERVER_HEADER
-from uma.errors import BadRequest, InvalidJson, UmaError
+from uma.errors import BadRequest, InvalidJson, UmaError, WrongValues
 from uma.http.body_budget import BodyBudget
 from uma.http.dialect import JSON, Dialect, dumps
 from uma.http.ignored import Ignored, header_value
@@ -33,7 +33,7 @@ from uma.net.throttle import ClientLines, Throttle
 from uma.protocol.json_size import check_size
 from uma.types import EventStream, Finished, LoadState
 from uma.version import __version__
-from uma.wrong import Wrong, WrongValues
+from uma.wrong import Wrong
 
 logger = logging.getLogger("uma.http")
 

@@ -1,4 +1,4 @@
-"""What `LLM`'s methods were given, checked: `TypeError` at the call for what is of another kind."""
+"""What `LLM`'s methods were given, checked: `WrongKind` at the call for what is of another kind."""
 
 from __future__ import annotations
 
@@ -6,19 +6,22 @@ import base64
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from inspect import signature
+from inspect import getdoc, isfunction, ismethod, signature
 from io import BytesIO
 from itertools import repeat
+from numbers import Integral
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, TypeVar
 
 import attrs
+import numpy as np
 
 from uma import json_text
 from uma.config import LOG, SERVER_ONLY, RuntimeConfig
 from uma.constraints import show
-from uma.errors import BadRequest, UmaError
+from uma.errors import BadRequest, UmaError, WrongKind, WrongValues
+from uma.schema_of import parameters_of
 from uma.types import (
     GRAMMAR_FIELDS,
     DecisionQuestion,
@@ -32,16 +35,21 @@ from uma.types import (
     ToolCall,
     joined,
 )
-from uma.wrong import OTHERS, Wrong, WrongValues, below, nearest
+from uma.wrong import OTHERS, Wrong, below, nearest
 
 T = TypeVar("T")
+Prompt = str | Sequence[int]
+"""A text that is continued, or its token ids."""
 Conversation = Sequence[Message | Mapping[str, Any]]
 Sampling = SamplingParams | Mapping[str, Any]
 """Sampling parameters, or a dict of their fields."""
+GivenTool = Tool | Mapping[str, Any] | Callable[..., Any]
+"""A tool: a Python function, a `Tool`, or a dict as OpenAI has it."""
 Choice = str | Mapping[str, Any]
 """A `Request`'s `tool_choice`, or OpenAI's dict of a function by name."""
 
 
+PROMPT = "expected a string or a list of token ids"
 SAMPLING_NAMES = (*(field.name for field in attrs.fields(SamplingParams)), *GRAMMAR_FIELDS)
 ROLES = ("system", "developer", "user", "assistant", "tool")
 """Roles that every chat has. Templates have others of their own, so only what is nearly one of these is refused."""
@@ -60,7 +68,7 @@ HINTS = {
     **dict.fromkeys(NO_KEYWORDS, "it is a setting of a server (`uma run`), which LLM is not"),
     "verbose": "what UMA logs is Python's `logging` to show",
     "stream": "llm.stream gives an answer piece by piece",
-    "timeout": "`await llm.agenerate(…)` in asyncio.wait_for ends the work at a timeout",
+    "timeout": "calls that give all at once have it: llm.generate(…, timeout=30)",
     "use_tqdm": "llm.generate and llm.chat have progress=False",
     "gpu_memory_utilization": "n_gpu_layers and n_ctx say what is taken of a GPU's memory",
     "tensor_parallel_size": "a model is divided among all GPUs",
@@ -75,32 +83,32 @@ def config_of(model: str, given: Mapping[str, Any]) -> RuntimeConfig:
 
 
 def params_for(number: int, given: Sampling | Sequence[Sampling] | None) -> Iterable[SamplingParams]:
-    """Sampling parameters for each prompt. Raises `TypeError`, or `ValueError` where their number is not `number`."""
+    """Sampling parameters for each prompt. Raises `WrongKind`, or `WrongValues` where their number is not `number`."""
     if given is None or isinstance(given, SamplingParams | Mapping):
         return repeat(sampling_of(given, "sampling_params"), number)
     if isinstance(given, str | bytes) or not isinstance(given, Sequence):
-        raise TypeError(
+        raise WrongKind(
             f"sampling_params: expected SamplingParams, a dict of its fields, or a list, not {shown(given)}"
         )
     if len(given) != number:
-        raise ValueError(f"sampling_params: {len(given)} came for {number} prompts; give one for all, or one for each")
+        raise WrongValues(f"sampling_params: {len(given)} came for {number} prompts; give one for all, or one for each")
     return [sampling_of(params, f"sampling_params[{index}]") for index, params in enumerate(given)]
 
 
 def sampling_of(given: Sampling | None, where: str) -> SamplingParams:
-    """`SamplingParams` as given, or of a dict of its fields. Raises `TypeError` that begins with `where`."""
+    """`SamplingParams` as given, or of a dict of its fields. Raises `WrongKind` that begins with `where`."""
     if given is None or isinstance(given, SamplingParams):
         return given or SamplingParams()
     if not isinstance(given, Mapping):
-        raise TypeError(f"{where}: expected SamplingParams or a dict of its fields, not {shown(given)}")
+        raise WrongKind(f"{where}: expected SamplingParams or a dict of its fields, not {shown(given)}")
     for name in given:
         if name not in SAMPLING_NAMES:
-            raise TypeError(f"{where}: {shown(name)} is no field of SamplingParams{nearest(str(name), SAMPLING_NAMES)}")
+            raise WrongKind(f"{where}: {shown(name)} is no field of SamplingParams{nearest(str(name), SAMPLING_NAMES)}")
     return SamplingParams(**given)
 
 
 def check_keywords(unknown: Iterable[str], method: Callable[..., Any], known: Sequence[str] = ()) -> None:
-    """Raise `TypeError` for keywords that a method has not, with the nearest that it has (these are `known`, too); of
+    """Raise `WrongKind` for keywords that a method has not, with the nearest that it has (these are `known`, too); of
     those of `SamplingParams` it says where they belong.
     """
     own = (*signature(method).parameters, *known)
@@ -111,7 +119,7 @@ def check_keywords(unknown: Iterable[str], method: Callable[..., Any], known: Se
         hint = f"; {HINTS[name]}" if name in HINTS and not near else nearest(name, near)
         if near and near[0] in SAMPLING_NAMES and near[0] not in own:
             hint = f"; give sampling_params=SamplingParams({near[0]}=…), or a dict"
-        raise TypeError(f"LLM.{method.__name__}() got an unexpected keyword argument {name!r}{hint}")
+        raise WrongKind(f"LLM.{method.__name__}() got an unexpected keyword argument {name!r}{hint}")
 
 
 def is_fault_of_call(error: UmaError, *, own_sampling: bool) -> bool:
@@ -134,34 +142,33 @@ def state_of(given: str | Conversation | Mapping[str, Any]) -> tuple[Message, ..
     try:
         return (Message("user", json_text.dumps(given, separators=(",", ":"))),)
     except TypeError as error:
-        raise TypeError(f"state: expected a text, a conversation, or what JSON has, not {shown(given)}") from error
+        raise WrongKind(f"state: expected a text, a conversation, or what JSON has, not {shown(given)}") from error
 
 
 def questions_of(given: str | DecisionQuestion | Iterable[str | DecisionQuestion]) -> list[DecisionQuestion]:
-    """Questions as given; a string asks for yes or no. Raises `TypeError` for what is none."""
+    """Questions as given; a string asks for yes or no. Raises `WrongKind` for what is none."""
     expected = "expected a string, which asks for yes or no, or a DecisionQuestion"
     every = listed(given, "questions", f"{expected}, or a list of these", str | DecisionQuestion)
     for index, question in enumerate(every):
         if not isinstance(question, str | DecisionQuestion):
             hint = 'DecisionQuestion.choice("Which?", ["a", "b"]) makes one'
-            raise TypeError(f"questions[{index}]: {expected}, not {shown(question)}; {hint}")
+            raise WrongKind(f"questions[{index}]: {expected}, not {shown(question)}; {hint}")
     return [DecisionQuestion.predicate(text) if isinstance(text, str) else text for text in every]
 
 
-def texts_of(given: str | Iterable[str], name: str, *, hint: str = "") -> list[str]:
-    """The texts, each of them a string (`TypeError`, which says `hint` where one is a message or a conversation)."""
+def texts_of(given: str | Iterable[str], name: str) -> list[str]:
+    """The texts, each of them a string (`WrongKind`)."""
     found = listed(given, name, "expected a string or a list of strings", str)
     for index, text in enumerate(found):
         if not isinstance(text, str):
-            hinted = hint if isinstance(text, Message | Mapping) else ""
-            raise TypeError(f"{name}[{index}]: expected a string, not {shown(text)}{hinted}")
+            raise WrongKind(f"{name}[{index}]: expected a string, not {shown(text)}")
     return found
 
 
 def conversations_of(
     given: str | Conversation | Sequence[str | Conversation], *, is_one: bool = False
 ) -> tuple[list[tuple[Any, ...]], bool]:
-    """The conversations, each a tuple of messages or dicts (`TypeError`), and whether it is one alone, not in a list
+    """The conversations, each a tuple of messages or dicts (`WrongKind`), and whether it is one alone, not in a list
     (an empty list has none, unless it `is_one`). A string is one message of the user's. What is in a dict is looked at
     later.
     """
@@ -176,46 +183,67 @@ def conversations_of(
         messages = (Message("user", conversation),) if is_text else tuple(listed(conversation, where, expected))
         for place, message in enumerate(messages):
             if not isinstance(message, Message | Mapping):
-                raise TypeError(f"{where}[{place}]: {expected}, not {shown(message)}")
+                raise WrongKind(f"{where}[{place}]: {expected}, not {shown(message)}")
         found.append(messages)
     return found, is_alone
 
 
 def rerank_request(query: str, documents: Iterable[str], top_n: int | None) -> RerankRequest:
-    """The request for a ranking. Raises `TypeError` and `BadRequest`."""
+    """The request for a ranking. Raises `WrongKind` and `BadRequest`."""
     texts = texts_of(documents, "documents")
     return make_request(RerankRequest, id="rerank", query=query, documents=texts, top_n=top_n)
 
 
 def listed(given: Any, where: str, expected: str, one: Any = ()) -> list[Any]:
-    """The items of a list; of a single one, which is of these classes, it alone. Raises `TypeError` for neither."""
+    """The items of a list; of a single one, which is of these classes, it alone. Raises `WrongKind` for neither."""
     if isinstance(given, one):
         return [given]
     if isinstance(given, str | bytes | Mapping | Message) or not isinstance(given, Iterable):
-        raise TypeError(f"{where}: {expected}, not {shown(given)}")
+        raise WrongKind(f"{where}: {expected}, not {shown(given)}")
     return list(given)
 
 
 def shown(value: Any) -> str:
-    """A value as a `TypeError` quotes it: in Python's words."""
+    """A value as a `WrongKind` quotes it: in Python's words."""
     return repr(value) if value is None or isinstance(value, bool) else show(value)
 
 
 def row_fields(row: Any, index: int, for_chat: Mapping[str, Any]) -> dict[str, Any]:
     """A request's fields for one row of many; `for_chat` are those of conversations.
 
-    Raises `TypeError` for what is neither a prompt nor a conversation. What is in its dicts is looked at later.
+    Raises `WrongKind` for what is neither a prompt nor a conversation. What is in its dicts is looked at later.
     """
-    if isinstance(row, str):
-        return {"prompt": row}
-    return {"messages": listed(row, f"rows[{index}]", "expected a string, or a list of messages"), **for_chat}
+    if (fields := given_prompt(row)) is not None:
+        return fields
+    return {"messages": listed(row, f"rows[{index}]", f"{PROMPT}, or a list of messages"), **for_chat}
 
 
-def prompt_fields(prompt: str | Conversation) -> dict[str, Any]:
-    """A request's field for one prompt or one conversation. `TypeError` for neither, `BadRequest` for a wrong one."""
-    if isinstance(prompt, str):
-        return {"prompt": prompt}
-    messages = listed(prompt, "prompt", "expected a string, or a list of messages")
+def given_prompt(given: Any) -> dict[str, Any] | None:
+    """A request's field for one prompt, a text or a list of token ids; None for what is neither."""
+    if isinstance(given, str):
+        return {"prompt": given}
+    is_list = isinstance(given, Sequence | np.ndarray) and not isinstance(given, bytes)
+    if not is_list or not len(given) or not isinstance(given[0], Integral):
+        return None
+    return {"token_ids": tuple(int(id) if isinstance(id, Integral) else id for id in given)}
+
+
+def prompts_of(given: Any) -> tuple[list[tuple[Any, dict[str, Any]]], bool]:
+    """The prompts, each with its field (`WrongKind`), and whether it is one alone, not in a list."""
+    is_alone, found = given_prompt(given) is not None, []
+    for index, prompt in enumerate([given] if is_alone else listed(given, "prompts", f"{PROMPT}, or a list of these")):
+        if (fields := given_prompt(prompt)) is None:
+            hint = "; llm.chat takes conversations" if isinstance(prompt, Message | Mapping) else ""
+            raise WrongKind(f"prompts[{index}]: {PROMPT}, not {shown(prompt)}{hint}")
+        found.append((next(iter(fields.values())), fields))
+    return found, is_alone
+
+
+def prompt_fields(prompt: Prompt | Conversation) -> dict[str, Any]:
+    """A request's field for one prompt or one conversation. `WrongKind` for neither, `BadRequest` for a wrong one."""
+    if (fields := given_prompt(prompt)) is not None:
+        return fields
+    messages = listed(prompt, "prompt", f"{PROMPT}, or a list of messages")
     return {"messages": make_request(messages_of, given=messages)}
 
 
@@ -236,7 +264,7 @@ def messages_of(given: Iterable[Message | Mapping[str, Any]]) -> tuple[Message, 
         try:
             found.append(_message_of(message))
         except WrongValues as error:
-            raise WrongValues(*(line.below(f"messages[{index}]") for line in error.lines)) from None
+            raise WrongValues(*below(f"messages[{index}]", error.lines)) from None
     return tuple(found)
 
 
@@ -335,16 +363,16 @@ def _call_of(given: Any) -> ToolCall:
 
 
 def tool_fields(
-    tools: Iterable[Tool | Mapping[str, Any]], choice: Choice, reasoning: ReasoningMode | None, *, is_parallel: bool
+    tools: Iterable[GivenTool], choice: Choice, reasoning: ReasoningMode | None, *, is_parallel: bool
 ) -> dict[str, Any]:
-    """The fields of a `Request` for tools and thinking. Raises `TypeError`."""
+    """The fields of a `Request` for tools and thinking. Raises `WrongKind`."""
     if isinstance(choice, Mapping):  # as OpenAI has a function by name
         inner = choice.get("function", choice)
         choice = inner.get("name") if choice.get("type") == "function" and isinstance(inner, Mapping) else None  # type: ignore[assignment]
     if not isinstance(choice, str):
         what = "expected auto, none, required, a tool's name, or OpenAI's dict of a function by name"
-        raise TypeError(f"tool_choice: {what}")
-    every = listed(tools, "tools", "expected a list of Tools, or of dicts as OpenAI has them")
+        raise WrongKind(f"tool_choice: {what}")
+    every = listed(tools, "tools", "expected a list of functions, of Tools, or of dicts as OpenAI has them")
     return {
         "tools": tuple(tool_of(tool, f"tools[{index}]") for index, tool in enumerate(every)),
         "tool_choice": choice,
@@ -353,15 +381,17 @@ def tool_fields(
     }
 
 
-def tool_of(given: Tool | Mapping[str, Any], where: str) -> Tool:
-    """A tool as given, or of a dict in OpenAI's form. Raises `TypeError`, and `BadRequest` for what is wrong in a dict,
-    both about `where`.
+def tool_of(given: GivenTool, where: str) -> Tool:
+    """A tool as given, of a Python function, or of a dict in OpenAI's form. Raises `WrongKind`, and `BadRequest` for
+    what is wrong in a dict, both about `where`.
     """
     if isinstance(given, Tool):
         return given
+    if isfunction(given) or ismethod(given):
+        return Tool(given.__name__, getdoc(given) or "", parameters_of(given))
     inner = given.get("function", given) if isinstance(given, Mapping) else None
     if not isinstance(inner, Mapping):
-        raise TypeError(f"{where}: expected a Tool, or a dict with a function's name, not {shown(given)}")
+        raise WrongKind(f"{where}: expected a function, a Tool, or a dict with a function's name, not {shown(given)}")
     if "name" not in inner:
         near = next(filter(None, (nearest(str(name), ("name", "function")) for name in inner)), "")
         raise BadRequest.at(where, f"expected a Tool, or a dict with a function's name, not {shown(given)}{near}")

@@ -18,7 +18,7 @@ from uma.errors import BadRequest, InternalError, Overloaded, ShuttingDown, UmaE
 from uma.jobs import in_flight
 from uma.llm.arguments import messages_of
 from uma.llm.results import RequestOutput, completions_of, failed, prompt_fields
-from uma.llm.thread import SourceThread
+from uma.llm.thread import FOREVER, Deadline, SourceThread
 from uma.net.controls import TABLE
 from uma.types import Finished, Request, SamplingParams, Source
 
@@ -41,12 +41,12 @@ Raises = Callable[[UmaError], bool]
 
 
 def results_of(
-    loop: SourceThread, rows: Iterator[GivenPrompt], *, in_order: bool, raises: Raises
+    loop: SourceThread, rows: Iterator[GivenPrompt], deadline: Deadline = FOREVER, *, in_order: bool, raises: Raises
 ) -> Generator[RequestOutput, None, None]:
     """The result of each row: as they end, or in the order of the rows.
 
     `rows` is read in the caller's thread, and only as far as there is work for; it can be endless. Closing this
-    iterator cancels what runs. Raises what ended the source, and a row's error where that `raises`.
+    iterator cancels what runs. Raises what ended the source, a row's error where that `raises`, and `TimedOut`.
     """
     most = in_flight(loop.source)
     inbox, taken = trio.open_memory_channel[list[GivenPrompt]](math.inf)
@@ -65,7 +65,7 @@ def results_of(
             if not running:
                 return
             try:
-                ended = loop.call(_take, results)
+                ended = loop.call(_take, results, deadline=deadline)
             except trio.EndOfChannel:
                 raise loop.why_closed() from None
             running -= len(ended)
@@ -130,7 +130,7 @@ async def _take(results: trio.MemoryReceiveChannel[RequestOutput]) -> list[Reque
 
 
 async def _generate_one(loop: SourceThread, row: GivenPrompt) -> RequestOutput:
-    prompt, fields = row.prompt, row.fields
+    prompt, fields = row.fields.get("token_ids", row.prompt), row.fields
     try:
         if "messages" in fields:
             prompt = messages_of(prompt)

@@ -18,7 +18,7 @@ from uma.jobs import EndedRow, JobChanged, Results, model_of
 from uma.jobs.runner import SYNC_SEC
 from uma.llm.batch import GivenPrompt, Raises, results_of
 from uma.llm.results import RequestOutput
-from uma.llm.thread import SourceThread
+from uma.llm.thread import Deadline, SourceThread
 from uma.types import Message
 
 PASSING = (ConnectionLost, InternalError, ShuttingDown)
@@ -27,7 +27,7 @@ ANEW = "remove it and its journal to begin anew"
 
 
 def results_with(
-    loop: SourceThread, rows: Sequence[GivenPrompt], path: Path, raises: Raises
+    loop: SourceThread, rows: Sequence[GivenPrompt], deadline: Deadline, path: Path, raises: Raises
 ) -> Generator[RequestOutput, None, None]:
     """The result of each row, in order: from the file as far as it has them, and the others, which are appended.
 
@@ -44,7 +44,7 @@ def results_with(
         begun, synced_sec, keeps = results.rows, time.monotonic(), True
         rest = (attrs.evolve(row, index=row.index - begun) for row in rows[begun:])
         try:
-            with closing(results_of(loop, rest, in_order=True, raises=raises)) as ended:
+            with closing(results_of(loop, rest, deadline, in_order=True, raises=raises)) as ended:
                 for out in ended:
                     row, placed = rows[begun + out.index], attrs.evolve(out, index=begun + out.index)
                     keeps = keeps and not isinstance(out.error, PASSING)
@@ -76,8 +76,12 @@ def _digest(row: GivenPrompt) -> int:
 def _converter() -> cattrs.Converter:
     converter = cattrs.Converter(detailed_validation=False)
     converter.register_structure_hook(UmaError, _error)
-    converter.register_structure_hook(str | tuple[Message, ...] | None, lambda given, _: given)
+    converter.register_structure_hook(str | tuple[int, ...] | tuple[Message, ...] | None, _prompt)
     return converter
+
+
+def _prompt(given: Any, _kind: Any) -> Any:
+    return tuple(given) if isinstance(given, list) else given
 
 
 def _error(given: Any, _kind: Any) -> UmaError:

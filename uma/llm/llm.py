@@ -17,12 +17,15 @@ import numpy.typing as npt
 
 from uma.client.parts import errors_moved
 from uma.closing import Closing
+from uma.errors import WrongKind
 from uma.llm.arguments import (
     DECISION_FIELDS,
     EMBED_FIELDS,
     KEYWORDS,
     Choice,
     Conversation,
+    GivenTool,
+    Prompt,
     Sampling,
     check_keywords,
     conversations_of,
@@ -31,6 +34,7 @@ from uma.llm.arguments import (
     make_request,
     params_for,
     prompt_fields,
+    prompts_of,
     questions_of,
     rerank_request,
     row_fields,
@@ -45,7 +49,7 @@ from uma.llm.checkpoint import results_with
 from uma.llm.place import place_of
 from uma.llm.results import RequestOutput, array_of, labelled
 from uma.llm.stream import LLMStream
-from uma.llm.thread import NO_THREADS, SourceThread
+from uma.llm.thread import NO_THREADS, Deadline, SourceThread
 from uma.models.names import check_alone
 from uma.types import (
     CHAT_SAMPLING,
@@ -60,7 +64,6 @@ from uma.types import (
     Request,
     SamplingParams,
     ServerInfo,
-    Tool,
 )
 
 Embedded = list["array.array[float] | None"]
@@ -112,28 +115,30 @@ class LLM(Closing):
         return f"<uma.LLM {self._place.name!r}: {self.info.model.name}, {state}>"
 
     def __reduce__(self) -> Any:
-        raise TypeError(NO_THREADS.format(elsewhere="another one"))
+        raise WrongKind(NO_THREADS.format(elsewhere="another one"))
 
     def generate(
         self,
-        prompts: str | Iterable[str],
+        prompts: Prompt | Iterable[Prompt],
         sampling_params: Sampling | Sequence[Sampling] | None = None,
         *,
         model: str | None = None,
         progress: bool | None = None,
         checkpoint: str | PathLike[str] | None = None,
+        timeout: float | None = None,
         **unknown: Never,
     ) -> list[RequestOutput]:
         """Continue each prompt, all batched together; results in the order of the prompts.
 
-        `sampling_params` is one for all or one for each prompt (`ValueError` where their number differs). `model` is
-        `model+NAME` for one of its LoRA adapters; `UnknownModel` where there is none of that name. `progress`
-        shows a bar on standard error; by default on a terminal. Ctrl-C cancels what runs and raises
-        `KeyboardInterrupt`; the LLM remains usable.
+        A prompt is a text, or a list of its token ids. `sampling_params` is one for all or one for each (`WrongValues`
+        where their number differs). `model` is `model+NAME` for one of its LoRA adapters; `UnknownModel` where there is
+        none of that name. `progress` shows a bar on standard error; by default on a terminal. Ctrl-C cancels what runs
+        and raises `KeyboardInterrupt`, and what takes longer than `timeout` seconds in all `TimedOut`, which is a
+        `TimeoutError`; the LLM remains usable.
 
-        One prompt, a string, raises its error, an `UmaError`. In a list of prompts one that fails is a result with
+        One prompt alone raises its error, an `UmaError`. In a list of prompts one that fails is a result with
         `error` set, and one `UserWarning` says how many failed; what is wrong for all of them, as a grammar in
-        `sampling_params`, raises `BadRequest`, and what is no prompt at all a `TypeError`.
+        `sampling_params`, raises `BadRequest`, and what is no prompt at all `WrongKind`.
 
         With `checkpoint`, a file, each result is appended to it as a line of JSON (`RequestOutput.to_dict`) in the
         order of the prompts, with a journal beside it. The same call, also after a kill or a power cut, takes what is
@@ -141,14 +146,15 @@ class LLM(Closing):
         that they were made with: `JobChanged`, a `ConfigError`, where one is another now, or the model is.
         """
         check_keywords(unknown, self.generate)
-        return self._run(self._prompts(prompts, model, sampling_params), progress, checkpoint)
+        return self._run(self._prompts(prompts, model, sampling_params), Deadline(timeout), progress, checkpoint)
 
     async def agenerate(
         self,
-        prompts: str | Iterable[str],
+        prompts: Prompt | Iterable[Prompt],
         sampling_params: Sampling | Sequence[Sampling] | None = None,
         *,
         model: str | None = None,
+        timeout: float | None = None,
         **unknown: Never,
     ) -> list[RequestOutput]:
         """`generate` for asyncio: a timeout, or another cancellation of the task, ends the work.
@@ -156,15 +162,15 @@ class LLM(Closing):
         outs = await asyncio.wait_for(llm.agenerate(prompts), timeout=30)
         """
         check_keywords(unknown, self.agenerate)
-        return await self._run_async(self._prompts(prompts, model, sampling_params))
+        return await self._run_async(self._prompts(prompts, model, sampling_params), Deadline(timeout))
 
     def imap(
         self,
-        rows: Iterable[str | Conversation],
+        rows: Iterable[Prompt | Conversation],
         sampling_params: Sampling | None = None,
         *,
         in_order: bool = True,
-        tools: Iterable[Tool | Mapping[str, Any]] = (),
+        tools: Iterable[GivenTool] = (),
         tool_choice: Choice = "auto",
         parallel_tool_calls: bool = True,
         reasoning: ReasoningMode | None = None,
@@ -178,12 +184,12 @@ class LLM(Closing):
         `rows` is read as far as there is work for, so it can be longer than memory. Results are in its order, or with
         `in_order=False` as they end; `RequestOutput.index` is the row's number. A row that fails is a result with
         `error` set; what is wrong for all rows raises `BadRequest`, and what is neither prompt nor conversation a
-        `TypeError`. Leaving the loop, Ctrl-C included, cancels what runs. The other keywords are those of `chat`, for
+        `WrongKind`. Leaving the loop, Ctrl-C included, cancels what runs. The other keywords are those of `chat`, for
         rows that are conversations.
         """
         check_keywords(unknown, self.imap)
         if isinstance(rows, str | bytes) or not isinstance(rows, Iterable):
-            raise TypeError(f"rows: expected a list of prompts, not {shown(rows)}; llm.generate takes one alone")
+            raise WrongKind(f"rows: expected a list of prompts, not {shown(rows)}; llm.generate takes one alone")
         sampling = sampling_of(sampling_params, "sampling_params")
         fields = tool_fields(tools, tool_choice, reasoning, is_parallel=parallel_tool_calls)
         self._loop.check_process()
@@ -198,11 +204,12 @@ class LLM(Closing):
         *,
         messages: Conversation | None = None,
         model: str | None = None,
-        tools: Iterable[Tool | Mapping[str, Any]] = (),
+        tools: Iterable[GivenTool] = (),
         tool_choice: Choice = "auto",
         parallel_tool_calls: bool = True,
         reasoning: ReasoningMode | None = None,
         progress: bool | None = None,
+        timeout: float | None = None,
         **unknown: Never,
     ) -> list[RequestOutput]:
         """Answer each conversation, through the model's chat template. Otherwise as `generate`.
@@ -210,13 +217,16 @@ class LLM(Closing):
         A conversation is a question as a string, or a list of `Message`s, or of dicts as OpenAI has them (`role`,
         `content`, `tool_calls`, `tool_call_id`, `name`); one alone can be given as it is, or as `messages=`. An
         empty list is no conversation, and its result an empty list; as `messages` it is `BadRequest`.
-        Calls of the `tools` (`Tool`s, or dicts as OpenAI has them) are in `Completion.tool_calls`. A conversation goes
-        on with `Message("assistant", out.text, out.tool_calls)` and, for each of them, `Message("tool", result,
-        tool_call_id=call.id, name=call.name)`. The other keywords are the fields of `Request`.
+        Calls of the `tools` (Python functions with annotations, `Tool`s, or dicts as OpenAI has them) are in
+        `Completion.tool_calls`. A conversation goes on with `Message("assistant", out.text, out.tool_calls)` and, for
+        each of them, `Message("tool", result, tool_call_id=call.id, name=call.name)`. The other keywords are the fields
+        of `Request`.
         """
         check_keywords(unknown, self.chat)
         fields = tool_fields(tools, tool_choice, reasoning, is_parallel=parallel_tool_calls) | self._of_model(model)
-        return self._run(self._conversations(conversations, messages, fields, sampling_params), progress)
+        return self._run(
+            self._conversations(conversations, messages, fields, sampling_params), Deadline(timeout), progress
+        )
 
     async def achat(
         self,
@@ -225,24 +235,27 @@ class LLM(Closing):
         *,
         messages: Conversation | None = None,
         model: str | None = None,
-        tools: Iterable[Tool | Mapping[str, Any]] = (),
+        tools: Iterable[GivenTool] = (),
         tool_choice: Choice = "auto",
         parallel_tool_calls: bool = True,
         reasoning: ReasoningMode | None = None,
+        timeout: float | None = None,
         **unknown: Never,
     ) -> list[RequestOutput]:
         """`chat` for asyncio, as `agenerate` is `generate`: cancelling the task ends the work."""
         check_keywords(unknown, self.achat)
         fields = tool_fields(tools, tool_choice, reasoning, is_parallel=parallel_tool_calls) | self._of_model(model)
-        return await self._run_async(self._conversations(conversations, messages, fields, sampling_params))
+        return await self._run_async(
+            self._conversations(conversations, messages, fields, sampling_params), Deadline(timeout)
+        )
 
     def stream(
         self,
-        prompt: str | Conversation,
+        prompt: Prompt | Conversation,
         sampling_params: Sampling | None = None,
         *,
         model: str | None = None,
-        tools: Iterable[Tool | Mapping[str, Any]] = (),
+        tools: Iterable[GivenTool] = (),
         tool_choice: Choice = "auto",
         parallel_tool_calls: bool = True,
         reasoning: ReasoningMode | None = None,
@@ -272,6 +285,7 @@ class LLM(Closing):
         dimensions: int | None = None,
         normalize: bool = True,
         fail_on_empty: bool = False,
+        timeout: float | None = None,
         **unknown: Never,
     ) -> npt.NDArray[np.float32]:
         """An embedding of each text, as the rows of an array in their order; of one string, a single row.
@@ -283,12 +297,16 @@ class LLM(Closing):
         """
         check_keywords(unknown, self.embed)
         options = {"dimensions": dimensions, "normalize": normalize, "fail_on_empty": fail_on_empty}
-        return array_of(self._loop.call(self._embedded, texts_of(texts, "texts"), options))
+        return array_of(self._loop.call(self._embedded, texts_of(texts, "texts"), options, deadline=Deadline(timeout)))
 
-    async def aembed(self, texts: str | Iterable[str], **options: Any) -> npt.NDArray[np.float32]:
+    async def aembed(
+        self, texts: str | Iterable[str], *, timeout: float | None = None, **options: Any
+    ) -> npt.NDArray[np.float32]:
         """`embed` for asyncio, as `agenerate` is `generate`: cancelling the task ends the work."""
         check_keywords(options.keys() - EMBED_FIELDS, self.aembed, EMBED_FIELDS)
-        return array_of(await self._loop.call_async(self._embedded, texts_of(texts, "texts"), options))
+        return array_of(
+            await self._loop.call_async(self._embedded, texts_of(texts, "texts"), options, deadline=Deadline(timeout))
+        )
 
     async def _embedded(self, texts: Sequence[str], options: Mapping[str, Any]) -> Embedded:
         """An embedding of each text, on the loop; errors name a text by its index."""
@@ -300,23 +318,32 @@ class LLM(Closing):
                 rows += (await self._loop.source.embed(request)).vectors
         return rows
 
-    def rerank(self, query: str, documents: Iterable[str], *, top_n: int | None = None) -> list[Ranked]:
+    def rerank(
+        self, query: str, documents: Iterable[str], *, top_n: int | None = None, timeout: float | None = None
+    ) -> list[Ranked]:
         """The documents, best first, by how well each answers the query; `top_n` keeps the first ones.
 
         `Ranked.index` says which document it is. Raises `BadRequest` where the model is no reranker, and otherwise what
         `embed` does.
         """
-        return list(self._loop.call(self._loop.source.rerank, rerank_request(query, documents, top_n)).results)
+        request = rerank_request(query, documents, top_n)
+        return list(self._loop.call(self._loop.source.rerank, request, deadline=Deadline(timeout)).results)
 
-    async def arerank(self, query: str, documents: Iterable[str], *, top_n: int | None = None) -> list[Ranked]:
+    async def arerank(
+        self, query: str, documents: Iterable[str], *, top_n: int | None = None, timeout: float | None = None
+    ) -> list[Ranked]:
         """`rerank` for asyncio."""
         request = rerank_request(query, documents, top_n)
-        return list((await self._loop.call_async(self._loop.source.rerank, request)).results)
+        return list(
+            (await self._loop.call_async(self._loop.source.rerank, request, deadline=Deadline(timeout))).results
+        )
 
     def decide(
         self,
         state: str | Conversation | Mapping[str, Any],
         questions: str | DecisionQuestion | Iterable[str | DecisionQuestion],
+        *,
+        timeout: float | None = None,
         **options: Any,
     ) -> list[Decision]:
         """Probabilities of the answers to questions about a state: a text, a conversation, or anything else as JSON.
@@ -330,24 +357,28 @@ class LLM(Closing):
         """
         check_keywords(options.keys() - DECISION_FIELDS, self.decide, DECISION_FIELDS)
         request = self._decision(state, questions, options)
-        return labelled(request, self._loop.call(self._loop.source.decide, request))
+        return labelled(request, self._loop.call(self._loop.source.decide, request, deadline=Deadline(timeout)))
 
     async def adecide(
         self,
         state: str | Conversation | Mapping[str, Any],
         questions: str | DecisionQuestion | Iterable[str | DecisionQuestion],
+        *,
+        timeout: float | None = None,
         **options: Any,
     ) -> list[Decision]:
         """`decide` for asyncio."""
         check_keywords(options.keys() - DECISION_FIELDS, self.adecide, DECISION_FIELDS)
         request = self._decision(state, questions, options)
-        return labelled(request, await self._loop.call_async(self._loop.source.decide, request))
+        return labelled(
+            request, await self._loop.call_async(self._loop.source.decide, request, deadline=Deadline(timeout))
+        )
 
     def _decision(self, state: Any, questions: Any, options: Mapping[str, Any]) -> DecisionRequest:
         fields = {"messages": state_of(state), "questions": questions_of(questions), **options}
         return make_request(DecisionRequest, id=f"decide-{self._loop.next_number()}", **fields)
 
-    def tokenize(self, prompt: str | Conversation) -> list[int]:
+    def tokenize(self, prompt: Prompt | Conversation) -> list[int]:
         """The token ids that `generate` computes for this prompt, or `chat` for this conversation.
 
         Raises `BadRequest` where it can be no prompt, and `PromptTooLarge` where it is over `max_prompt_bytes`.
@@ -384,7 +415,7 @@ class LLM(Closing):
         """The field of a `Request` that names the model. Raises `UnknownModel`."""
         card, adapters = self.info.model, self.info.capabilities.adapters
         if not isinstance(model, str | None):
-            raise TypeError(f"model: expected a name, not {shown(model)}")
+            raise WrongKind(f"model: expected a name, not {shown(model)}")
         if model is None:
             return {}
         if self.info.models:
@@ -393,17 +424,16 @@ class LLM(Closing):
         return {"model": model}
 
     def _prompts(
-        self, prompts: str | Iterable[str], model: str | None, params: Sampling | Sequence[Sampling] | None
+        self, prompts: Prompt | Iterable[Prompt], model: str | None, params: Sampling | Sequence[Sampling] | None
     ) -> Asked:
-        fields = self._of_model(model)
-        texts = texts_of(prompts, "prompts", hint="; llm.chat takes conversations")
-        return self._asked([(text, {"prompt": text, **fields}) for text in texts], params, isinstance(prompts, str))
+        (found, is_alone), more = prompts_of(prompts), self._of_model(model)
+        return self._asked([(prompt, fields | more) for prompt, fields in found], params, is_alone)
 
     def _conversations(
         self, given: Any, messages: Any, fields: dict[str, Any], params: Sampling | Sequence[Sampling] | None
     ) -> Asked:
         if (given is None) == (messages is None):
-            raise TypeError("conversations: give these, or messages, which is one of them")
+            raise WrongKind("conversations: give these, or messages, which is one of them")
         found, is_alone = conversations_of(messages if given is None else given, is_one=given is None)
         return self._asked([(messages, {"messages": messages, **fields}) for messages in found], params, is_alone)
 
@@ -423,17 +453,21 @@ class LLM(Closing):
         return rows, (lambda _: True) if is_alone else partial(is_fault_of_call, own_sampling=own_sampling)
 
     def _run(
-        self, asked: Asked, progress: bool | None, checkpoint: str | PathLike[str] | None = None
+        self,
+        asked: Asked,
+        deadline: Deadline,
+        progress: bool | None,
+        checkpoint: str | PathLike[str] | None = None,
     ) -> list[RequestOutput]:
         rows, raises = asked
         if not isinstance(checkpoint, str | PathLike | None):
-            raise TypeError(f"checkpoint: expected the path of a file, not {shown(checkpoint)}")
+            raise WrongKind(f"checkpoint: expected the path of a file, not {shown(checkpoint)}")
         outputs = []
         with progress_bar(len(rows), progress) as advance:
             if checkpoint is None:
-                made = results_of(self._loop, iter(rows), in_order=False, raises=raises)
+                made = results_of(self._loop, iter(rows), deadline, in_order=False, raises=raises)
             else:
-                made = results_with(self._loop, rows, Path(checkpoint), raises)
+                made = results_with(self._loop, rows, deadline, Path(checkpoint), raises)
             with closing(made) as ended:
                 for out in ended:
                     outputs.append(out)
@@ -442,8 +476,8 @@ class LLM(Closing):
         warn_of_failures(outputs)
         return outputs
 
-    async def _run_async(self, asked: Asked) -> list[RequestOutput]:
+    async def _run_async(self, asked: Asked, deadline: Deadline) -> list[RequestOutput]:
         rows, raises = asked
-        outputs = await self._loop.call_async(every_result, self._loop, iter(rows), raises)
+        outputs = await self._loop.call_async(every_result, self._loop, iter(rows), raises, deadline=deadline)
         warn_of_failures(outputs)
         return outputs

@@ -12,7 +12,7 @@ import attrs
 
 from uma.client import connect
 from uma.engine import open_engine
-from uma.errors import ConfigError
+from uma.errors import ConfigError, WrongKind
 from uma.llm.arguments import config_of, shown
 from uma.models.names import check_alone
 from uma.types import Source
@@ -27,11 +27,11 @@ class ModelPlace:
 
 
 def place_of(model: Any, socket: Any, settings: Mapping[str, Any]) -> ModelPlace:
-    """The place that these arguments of `LLM` name. Raises `TypeError` and `ConfigError` for what does not fit."""
+    """The place that these arguments of `LLM` name. Raises `WrongKind` and `ConfigError` for what does not fit."""
     if not isinstance(model, str | PathLike | None):
-        raise TypeError(f"model: expected a path or a name, not {shown(model)}")
+        raise WrongKind(f"model: expected a path or a name, not {shown(model)}")
     if not isinstance(socket, str | PathLike | None):
-        raise TypeError(f"socket: expected the path of a server's Unix socket, not {shown(socket)}")
+        raise WrongKind(f"socket: expected the path of a server's Unix socket, not {shown(socket)}")
     if socket is None:
         config = config_of("builtin" if model is None else fspath(model), dict(settings))
         return ModelPlace(config.model, partial(open_engine, config))

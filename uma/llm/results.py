@@ -61,7 +61,7 @@ class Completion:
 class RequestOutput:
     """One prompt's result. Where `error` is set the request failed, and the completion is empty."""
 
-    prompt: str | tuple[Message, ...] | None
+    prompt: str | tuple[int, ...] | tuple[Message, ...] | None
     """Prompt as it was asked; of a conversation that failed, the messages as they were given."""
     outputs: tuple[Completion, ...]
     """Answers by index: one, unless `n` asked for more."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager
@@ -15,7 +17,7 @@ import outcome
 import trio
 
 from uma.engine import Engine
-from uma.errors import InternalError
+from uma.errors import InternalError, TimedOut, WrongKind, WrongPlace, WrongValues
 from uma.types import Source
 
 T = TypeVar("T")
@@ -26,6 +28,27 @@ NO_THREADS = (
     "make the LLM in the child (with multiprocessing: in the worker's initializer, or use 'spawn')"
 )
 """Why an LLM cannot be used in another process."""
+
+
+class Deadline:
+    """The moment up to which a call of `LLM` can take, `timeout` seconds from now; None: there is none."""
+
+    def __init__(self, timeout: float | None) -> None:
+        if isinstance(timeout, bool) or not isinstance(timeout, float | int | None):
+            raise WrongKind(f"timeout: expected seconds, not {timeout!r}")
+        if timeout is not None and not timeout >= 0:
+            raise WrongValues(f"timeout: {timeout} must be 0 or more seconds")
+        self._timeout = timeout
+        self._end_sec = math.inf if timeout is None else time.monotonic() + timeout
+
+    async def keep(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
+        """Run an async function of Trio's, which is cancelled at that moment. Raises `TimedOut` then."""
+        with trio.move_on_after(max(0.0, self._end_sec - time.monotonic())):
+            return await function(*args)
+        raise TimedOut(f"it took longer than its timeout of {self._timeout:g} s, and was cancelled")
+
+
+FOREVER = Deadline(None)
 
 
 class SourceThread:
@@ -57,9 +80,9 @@ class SourceThread:
             self._ended.unwrap()
 
     def check_process(self) -> None:
-        """Raise `RuntimeError` in a forked child, which has the memory of an engine and none of its threads."""
+        """Raise `WrongPlace` in a forked child, which has the memory of an engine and none of its threads."""
         if os.getpid() != self._process_id:
-            raise RuntimeError(NO_THREADS.format(elsewhere="a forked child"))
+            raise WrongPlace(NO_THREADS.format(elsewhere="a forked child"))
 
     def next_number(self) -> int:
         """A number for a request's id, never given before. Safe in every thread."""
@@ -83,12 +106,12 @@ class SourceThread:
 
         self.call(start)
 
-    def call(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
+    def call(self, function: Callable[..., Awaitable[T]], *args: Any, deadline: Deadline = FOREVER) -> T:
         """Run an async function on the loop and wait for its result. Ctrl-C cancels it first, then is raised."""
         self.check_process()
         scope, done = trio.CancelScope(), Future[outcome.Outcome[T] | None]()
         try:
-            self._begin(scope, done, function, *args)
+            self._begin(scope, done, deadline.keep, function, *args)
             ended = done.result()
         except BaseException:
             self._post(scope.cancel)
@@ -98,14 +121,14 @@ class SourceThread:
             raise self.why_closed()
         return ended.unwrap()
 
-    async def call_async(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
+    async def call_async(self, function: Callable[..., Awaitable[T]], *args: Any, deadline: Deadline = FOREVER) -> T:
         """`call` for a task of asyncio's: cancelling that cancels the function."""
         import asyncio  # noqa: PLC0415  (whoever has a task has imported it)
 
         self.check_process()
         scope, done = trio.CancelScope(), Future[outcome.Outcome[T] | None]()
         try:
-            self._begin(scope, done, function, *args)
+            self._begin(scope, done, deadline.keep, function, *args)
             ended = await asyncio.wrap_future(done)
         except BaseException:
             self._post(scope.cancel)
@@ -172,7 +195,7 @@ class SourceThread:
         self._thread.join()
         if isinstance(self._ended, outcome.Error) and isinstance(self._ended.error, Exception):
             return self._ended.error
-        return ValueError("this LLM is closed")
+        return WrongPlace("this LLM is closed")
 
     def _why_no_loop(self) -> Exception:
         """Why Trio could not start, mostly for want of file descriptors."""

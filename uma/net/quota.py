@@ -14,9 +14,9 @@ from typing import Annotated, Literal
 import attrs
 
 from uma.constraints import Length, Range
-from uma.errors import UnknownModel
+from uma.errors import UnknownModel, WrongValues
 from uma.types import Limits, Models, Request, Slo
-from uma.wrong import Wrong, WrongValues
+from uma.wrong import Wrong
 
 Lane = Literal[-1, 0, 1]
 """A priority."""

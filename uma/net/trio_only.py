@@ -6,6 +6,8 @@ import sys
 
 import trio
 
+from uma.errors import WrongPlace
+
 INSTEAD = (
     "use uma.LLM, which works anywhere: `llm = await asyncio.to_thread(uma.LLM, model)`, then "
     "`await asyncio.to_thread(llm.generate, prompts)`; or run Trio in a thread of its own"
@@ -13,12 +15,12 @@ INSTEAD = (
 
 
 def require_trio(function: str) -> None:
-    """Raise `RuntimeError` where no Trio runs, with the way out for asyncio programs."""
+    """Raise `WrongPlace` where no Trio runs, with the way out for asyncio programs."""
     if trio.lowlevel.in_trio_run():
         return
     if _is_asyncio():
-        raise RuntimeError(f"uma.{function} needs Trio, and this is asyncio; {INSTEAD}")
-    raise RuntimeError(f"uma.{function} needs Trio: call it in an async function that trio.run runs, or use uma.LLM")
+        raise WrongPlace(f"uma.{function} needs Trio, and this is asyncio; {INSTEAD}")
+    raise WrongPlace(f"uma.{function} needs Trio: call it in an async function that trio.run runs, or use uma.LLM")
 
 
 def _is_asyncio() -> bool:

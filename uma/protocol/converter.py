@@ -19,10 +19,10 @@ import cattrs
 from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn
 
 from uma.constraints import MAX_LINES, Length, already_checked, hints_of, name_of, problems, quick_check, show
-from uma.errors import BadRequest
+from uma.errors import BadRequest, WrongValues
 from uma.json_text import Spelled
 from uma.types import Answer, Message, Tool, Usage
-from uma.wrong import Wrong, WrongValues
+from uma.wrong import Wrong
 
 T = TypeVar("T")
 
@@ -107,7 +107,7 @@ def _lines(error: BaseException, path: str) -> Iterator[Wrong]:
         for instance_error in error.group_exceptions()[1]:
             yield from _lines(instance_error, path)
     elif isinstance(error, _WrongError | WrongValues):
-        yield from (line.below(path) for line in error.lines)
+        yield from (line.below(path) for line in error.lines if isinstance(line, Wrong))
     else:
         yield from (Wrong(path, line) for line in str(error).splitlines())
 

@@ -9,10 +9,11 @@ from typing import Annotated, Any, Literal
 import attrs
 
 from uma.constraints import Json, Length, Range, Text, check, show
+from uma.errors import WrongValues
 from uma.types.events import Usage
 from uma.types.fields import tuple_or_none
 from uma.types.request import Message, ModelName, Slo
-from uma.wrong import Wrong, WrongValues
+from uma.wrong import Wrong, below
 
 MAX_QUESTIONS = 400
 MAX_OPTIONS = 255
@@ -99,7 +100,7 @@ def _options(given: list[str] | dict[str, str | None]) -> tuple[Option, ...]:
         try:
             found.append(Option(label, given[label] if isinstance(given, dict) else None))
         except WrongValues as error:
-            raise WrongValues(*(line.below(f"options[{at}]") for line in error.lines)) from None
+            raise WrongValues(*below(f"options[{at}]", error.lines)) from None
     return tuple(found)
 
 

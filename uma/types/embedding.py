@@ -9,9 +9,10 @@ from typing import Annotated, Any, Literal
 import attrs
 
 from uma.constraints import Json, Length, Range, Text, check
+from uma.errors import WrongValues
 from uma.types.fields import tuple_or_none
 from uma.types.request import ModelName
-from uma.wrong import Wrong, WrongValues
+from uma.wrong import Wrong
 
 MAX_TEXTS = 2048
 """Maximum texts or documents of one request."""

@@ -10,9 +10,10 @@ from typing import Annotated, Any, Literal
 import attrs
 
 from uma.constraints import Json, Length, Range, Text, check
+from uma.errors import WrongValues
 from uma.types.fields import MAX_MEMBERS, tuple_or_none
 from uma.types.sampling import SamplingParams
-from uma.wrong import Wrong, WrongValues
+from uma.wrong import Wrong
 
 Role = Literal["system", "user", "assistant", "tool"]
 ReasoningMode = Literal["auto", "on", "off"]

@@ -10,9 +10,10 @@ from typing import Annotated, Any, Literal, TypeVar
 import attrs
 
 from uma.constraints import Json, Length, Range, Text, Values, check
+from uma.errors import WrongKind, WrongValues
 from uma.schema_of import schema_of
 from uma.types.fields import MAX_MEMBERS, short_repr, tuple_of_strings, tuple_or_none
-from uma.wrong import Wrong, WrongValues, nearest
+from uma.wrong import Wrong, nearest
 
 DEFAULT_MAX_TOKENS = 4096
 """Maximum tokens of an answer where neither its request nor `--max-tokens` gives a number: it ends a model that never
@@ -111,10 +112,10 @@ def _grammar_in_short(cls: type[T]) -> type[T]:
                 raise WrongValues(Wrong("json_schema", f"expected {known_kinds}, not {repr(given)[:100]}"))
         for name in fields:
             if name not in known:
-                raise TypeError(f"{cls.__name__}: {name} is no field of it{nearest(name, [*known, *GRAMMAR_FIELDS])}")
+                raise WrongKind(f"{cls.__name__}: {name} is no field of it{nearest(name, [*known, *GRAMMAR_FIELDS])}")
         if not isinstance(given := fields.get("grammar"), Grammar | None):
             what = f"expected a Grammar, not {repr(given)[:100]}"
-            raise TypeError(f"grammar: {what}; give one of {', '.join(GRAMMAR_FIELDS)} in its place")
+            raise WrongKind(f"grammar: {what}; give one of {', '.join(GRAMMAR_FIELDS)} in its place")
         if short and fields.get("grammar") is not None:
             raise WrongValues(
                 Wrong("grammar", f"{', '.join(short)} says what it must look like, too; give one of them")
