@@ -22,7 +22,7 @@ WORDS = {
     "maxItems": "at most {}",
 }
 INTRODUCTION = """\
-# HTTP bodies
+# Bodies of HTTP requests (OpenAPI)
 
 For authors of clients: what `GET /openapi.json` describes (OpenAPI 3.1), made by `python docs/make_openapi.py` from the
 classes that read the bodies. [Fields](fields.md) says what the fields do. A field that is not here is ignored, and

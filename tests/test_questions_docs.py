@@ -11,17 +11,20 @@ import pytest
 from http_server import ServeModels, new_key
 from hub_server import running_hub
 
+import uma
 from harness import RunInProcessText, clean_environ, run_to_end, running_server, uma_command
 from uma.cli.parser import build_parser
 from uma.config import RuntimeConfig
 
-PAGE = (Path(__file__).parents[1] / "docs" / "questions.md").read_text(encoding="utf-8").replace("\n", " ")
+QUESTIONS = Path(__file__).parents[1] / "docs" / "questions.md"
+PAGE = QUESTIONS.read_text(encoding="utf-8").replace("\n", " ")
 COMMANDS = list(dict.fromkeys(re.findall(r"`(uma [^`]+)`", PAGE)))
 OPTIONS = sorted(set(re.findall(r"`(--[a-z-]+)", PAGE)))
 PARSED = {
     "uma generate --image FILE": "needs a model that sees, as the line before it says",
     "uma service install -- --http": "needs the user's systemd",
     "uma service remove": "needs the user's systemd",
+    "uma service status": "needs the user's systemd",
     "uma launch claude": "needs Claude Code; `test_cli_launch` has one that writes down what it gets",
     "uma top": "looks until it is ended",
     "uma stop": "ends the server that the other commands ask",
@@ -88,18 +91,33 @@ def test_an_option_of_an_answer_is_a_setting(option: str) -> None:
 
 
 SEARCHED = "limit .* memory|slow|several models|API key|VS Code|LangChain|timeout|8 GB|context length|"
-SEARCHED += (
-    "GPU|uninstall|upgrade|Where are its files|rate limit|out of memory|CUDA|quantization|systemd|nginx|reverse proxy|"
-)
+SEARCHED += "GPU|uninstall|upgrade|rate limit|out of memory|CUDA|quantization|systemd|nginx|reverse proxy|"
 SEARCHED += (
     "CORS|Continue|Open WebUI|Cursor|Codex|Claude Code|embeddings|JSON mode|`stop`|`seed`|`logprobs`|Docker|temperature"
 )
+SEARCHED += "|Where are my models|change the port|another machine|stop the server|Where is the log"
 """What people search for on this page."""
 
 
 @pytest.mark.parametrize("searched", SEARCHED.split("|"))
 def test_what_people_search_for_is_in_an_answer_that_leads_on(searched: str) -> None:
     assert any(re.search(searched, answer) and "](" in answer for answer in PAGE.split("  "))
+
+
+OF_OTHERS = ("command not found", "CMAKE_CXX_COMPILER", "Connection refused", "Address already in use")
+"""Messages of the shell, of pip, of curl and of the system."""
+
+
+def test_every_message_among_the_common_errors_is_one_of_uma() -> None:
+    table = QUESTIONS.read_text(encoding="utf-8").partition("## Common errors")[2]
+    messages = [told for row in re.findall(r"^\| (.*?) \| ", table, re.M) for told in re.findall(r"`([^`]+)`", row)]
+    said = "".join(path.read_text(encoding="utf-8") for path in Path(uma.__file__).parent.rglob("*.py"))
+    said = re.sub(r'"\s*f?"', "", said)
+    parts = {
+        part.strip() for told in messages for part in told.split("…") if not any(each in told for each in OF_OTHERS)
+    }
+    assert len(parts) > 8
+    assert {part for part in parts if part not in said} == set()
 
 
 def test_there_are_25_questions() -> None:
