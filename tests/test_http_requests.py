@@ -132,6 +132,7 @@ def test_a_stream_that_is_ended_says_so_by_the_id_that_it_carries(
     assert ask(server, "DELETE", f"/v1/requests/{id}", ada).status == 200
     assert b"the request was ended" in b"".join(chunks)
     http.close()
+    server.process.log.wait_for(f'event=request.ended request={id} by="key ada"')
 
 
 def test_the_page_s_answers_are_their_key_s_and_the_live_view_tells_of_them(

@@ -400,6 +400,29 @@ def test_commands_load_unload_and_pin_a_model(serve_models: ServeModels) -> None
     assert said("unload", "gamma")[0] == 1  # it is pinned
     assert said("unpin", "gamma") == (0, "gamma-one can leave again\n")
     assert said("unpin", "gamma") == (0, "nothing changes: gamma-one was not pinned\n")
+    server.ask("POST", "/models/unload", {"model": "gamma-one"})
+    asked = re.findall(r"event=model\.asked model=(\S+) to=(\w+) by=(\S+)", server.process.log.text)
+    assert asked[0] == ("beta", "load", "socket")
+    by_socket = [("gamma-one", to, "socket") for to in ("pin", "unpin", "unpin")]
+    assert asked[-4:] == [*by_socket, ("gamma-one", "unload", "http")]
+    assert len(re.findall(r"event=model\.loading model=\S+ pid=\d+ by=socket", server.process.log.text)) == 2
+    assert server.process.log.text.count("event=server.ready") == 1  # of its models' processes none is a server
+
+
+def test_a_pin_that_was_not_kept_is_told_until_it_is_taken_back(serve_models: ServeModels, tmp_path: Path) -> None:
+    settings = tmp_path / "uma.toml"
+    settings.write_text("[models.alpha]\npin = true\ncache_ram_mb = 1000000\n")
+    server = serve_models("--models", "all", "--config", str(settings))
+    server.process.log.wait_for("event=model.not_pinned")
+
+    def told(*command: str) -> bool:
+        done = run_to_end(*uma_command(*command, "--socket", str(server.process.socket)))
+        return "alpha is not pinned, as its settings ask: alpha does not fit" in " ".join(done.stdout.split())
+
+    assert told("ps")
+    assert told("doctor")
+    told("unpin", "alpha")
+    assert not told("ps")
 
 
 def test_a_command_on_a_named_socket_has_the_server_s_answer_for_every_name(folder: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import attrs
@@ -42,6 +44,35 @@ def test_the_limits_are_those_of_the_code() -> None:
     assert f"{throttle.LINES_OF_ONE} lines and one a second for a session or an HTTP" in PAGE
     assert f"{throttle.LINES_OF_ALL} and {throttle.LINES_OF_ALL_PER_SEC:.0f} a second for all" in PAGE
     assert throttle.LINES_OF_ONE_PER_SEC == 1
+
+
+EVENT_AT = {"log": (2, 1), "write": (2, 1), "log_often": (1, 0), "as_uma_error": (2, None)}
+"""Places of an event's name and of its level among the arguments of what logs it, by that function's name."""
+
+
+def logged() -> Iterator[tuple[str, set[str]]]:
+    """The name of each event in the code, with the levels that it can have."""
+    for path in sorted((DOCS.parent / "uma").rglob("*.py")):
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(call, ast.Call):
+                continue
+            name = getattr(call.func, "id", getattr(call.func, "attr", ""))
+            event_at, level_at = EVENT_AT.get(name, (len(call.args), None))
+            event = call.args[event_at] if len(call.args) > event_at else None
+            if isinstance(event, ast.Constant) and isinstance(event.value, str):
+                said = [] if level_at is None else ast.walk(call.args[level_at])
+                yield event.value, {part.attr.lower() for part in said if isinstance(part, ast.Attribute)}
+
+
+def test_the_table_has_each_event_that_the_code_logs_with_its_level_and_no_others() -> None:
+    table = PAGE.partition("| event | level | what happened |")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| (`[\w.`, ]+`) \| (\w+) \|", table, re.MULTILINE)
+    told = {event: level for events, level in rows for event in re.findall(r"[\w.]+", events)}
+    levels = list(logged())
+    assert len(levels) > 60
+    assert {event for event, _ in levels} == told.keys()
+    levels_of_calls = {"debug", "info", "warning", "error", "critical"}
+    assert [(event, known) for event, known in levels if known & levels_of_calls and told[event] not in known] == []
 
 
 def test_the_context_is_sized_as_told(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:

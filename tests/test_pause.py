@@ -140,5 +140,5 @@ def test_several_models_are_paused_those_that_are_loaded_meanwhile_too(serve_mod
     trio.run(main, server.socket)
     assert texts == {"alpha": "length", "beta": "length"}
     assert b"uma: alpha answers, of 4 models; -m NAME asks another" in said
-    server.log.wait_for(r"event=server\.resumed")
+    server.log.wait_for(r"event=server\.resumed session=\S+ by=socket")
     assert server.log.text.count("event=server.paused") == 1 == server.log.text.count("event=server.resumed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,6 +48,8 @@ async def test_a_request_of_another_session_is_ended_and_its_client_is_told(anyo
             with pytest.raises(Ended, match="ended by the user"):
                 async for _ in stream:
                     pass
+        line = rf"event=request\.ended session=\S+ by=socket number={running.number} was_running=True"
+        assert len(re.findall(line, anyone.process.log.text)) == 1  # also where a model's process is asked in turn
         assert not await onlooker.end_request(running.number)
         # The session goes on, and the id is free.
         async with worker.generate(Request("a", prompt="x", sampling=SamplingParams(max_tokens=1))) as stream:

@@ -326,7 +326,7 @@ async def _ask_server(config: RuntimeConfig) -> Check:
         left = f" for {words.time_span(paused_sec)} more" if paused_sec < MAX_PAUSE_SEC / 2 else ""
         return Check("server", f"paused{left}: it computes nothing", "`uma resume` has it go on")
     if several and health.status == "ok":
-        too_large = "; ".join(model.failure for model in listed if not model.fits)
-        return Check("server", f"ok: {words.names(several)}", lacks=too_large)
+        lacks = [model.not_pinned or model.failure for model in listed if model.not_pinned or not model.fits]
+        return Check("server", f"ok: {words.names(several)}", lacks="; ".join(lacks))
     todo = "its engine gives no token: look at its log, restart it" if health.status == "stalled" else ""
     return Check("server", f"{health.status}, a token after {words.duration(health.latency_ms)}: {card}", todo)

@@ -86,7 +86,8 @@ def show_servers(found: Sequence[Running]) -> None:
             print_table(MODEL_COLUMNS, [_model_row(model) for model in server.models], spare=SPARE, key="model")
             for model in server.models:
                 if (
-                    reason := model.failure
+                    reason := model.not_pinned
+                    or model.failure
                     or (model.state == "loading" and model.load.words)
                     or (model.yielded and f"for other programs: {model.yielded}")
                 ):

@@ -10,6 +10,7 @@ answer carries, or one of the list: what is not streamed tells its own id too la
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,8 +25,12 @@ from uma.http.gateway import ENDED, Gateway
 from uma.http.local_user import is_manager, user_of
 from uma.http.problem import NotFound, Unsupported
 from uma.http.reader import read
+from uma.net.client import asker
+from uma.net.logfmt import log
 from uma.protocol.converter import unstructure
 from uma.types import Explained
+
+logger = logging.getLogger("uma.http")
 
 _ID = re.compile(r"(?:chatcmpl-|cmpl-|resp_|msg_)?(((?:page-)?[0-9a-f]{24})(?:-\d+)?)")
 """An answer's id in each dialect, the one in its `X-Request-Id`, or one of the list."""
@@ -71,6 +76,7 @@ async def end(gateway: Gateway, http: Exchange) -> None:
     id = http.scope["path_params"]["id"]
     _, stop = await _find(gateway, http, id)
     stop()
+    log(logger, logging.INFO, "request.ended", request=id, by=asker())
     await http.answer_json({"id": id, "object": "request.deleted", "deleted": True})
 
 

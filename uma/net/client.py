@@ -69,6 +69,15 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def asker() -> str | None:
+    """Whose word a task carries out, for the log: `key NAME`, `user UID`, or `socket` and `http`, where those that
+    reach it are not told apart; None: this very process.
+    """
+    if isinstance(owner := OWNER.get(), tuple):
+        return " ".join(map(str, owner))
+    return "socket" if USER.get() is not None else "http" if ORIGIN.get() else None
+
+
 def origin(endpoint: str, holder: str | None, program: str, pid: int | None = None) -> str:
     """Value for `ORIGIN`: what is known of a request's way here, the parts apart by a middle dot."""
     parts = (_shown(program), holder, endpoint, pid and f"pid {pid}")

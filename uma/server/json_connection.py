@@ -18,6 +18,7 @@ from uma.engine.intake.overload import full_queue_retry_ms
 from uma.errors import BadRequest, Overloaded, UmaError, VersionMismatch
 from uma.models.names import adapter_in
 from uma.net.arrivals import arrivals
+from uma.net.client import asker
 from uma.net.inline import MAX_POSITIONS, is_quick
 from uma.net.metering import metered, metered_whole
 from uma.protocol.codec import MAX_INLINE_FIGURES, encode_event, written_embeddings
@@ -454,9 +455,9 @@ class JsonConnection(Connection):
             await self.engine.pause(query.seconds)
             if not self.server.is_child:  # of several models the supervisor tells, once
                 if query.seconds:
-                    log(logger, logging.INFO, "server.paused", session=self.name, seconds=query.seconds)
+                    log(logger, logging.INFO, "server.paused", session=self.name, by=asker(), seconds=query.seconds)
                 else:
-                    log(logger, logging.INFO, "server.resumed", session=self.name)
+                    log(logger, logging.INFO, "server.resumed", session=self.name, by=asker())
             return await self.server.health(probe=False)
         if isinstance(query, HealthQuery):
             return await self.server.health(probe=query.probe)
@@ -506,7 +507,9 @@ class JsonConnection(Connection):
     async def _end(self, query: EndQuery) -> bool:
         self._check_owner("end the requests of others")
         is_ended = await self.engine.end_request(query.number)
-        log(logger, logging.INFO, "request.ended", session=self.name, number=query.number, was_running=is_ended)
+        if not self.server.is_child:
+            session, by, number = self.name, asker(), query.number
+            log(logger, logging.INFO, "request.ended", session=session, by=by, number=number, was_running=is_ended)
         return is_ended
 
     def _tell_failure(self, id: str, error: UmaError) -> None:

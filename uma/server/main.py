@@ -151,8 +151,9 @@ async def _main(
                 gc.freeze()
                 gc.set_threshold(*GC_THRESHOLDS)
                 _announce(on_ready, engine.info)
-                model = ",".join(engine.info.models) or engine.info.model.name
-                log(logger, logging.INFO, "server.ready", model=model, socket=config.socket, protocol=config.protocol)
+                model, level = ",".join(engine.info.models), logging.DEBUG if server.is_child else logging.INFO
+                model = model or engine.info.model.name
+                log(logger, level, "server.ready", model=model, socket=config.socket, protocol=config.protocol)
                 await run.ended.wait()
             nursery.cancel_scope.cancel()
     return run.code

@@ -17,7 +17,7 @@ from uma.errors import InternalError, ModelUnusable, UmaError, UnknownModel
 from uma.metrics import UnloadReason
 from uma.models.catalog import ModelFile
 from uma.models.names import with_adapter
-from uma.net.client import CLIENT, ORIGIN, OWNER
+from uma.net.client import CLIENT, ORIGIN, OWNER, asker
 from uma.net.file_watch import FileState, state_of
 from uma.supervisor.backoff import Failures
 from uma.supervisor.estimate import rough_bytes
@@ -90,6 +90,8 @@ class ModelLoad:
     """Why the model cannot be loaded; empty while it can."""
     is_refused: bool = False
     """Whether that is the memory of others that stay, and no fault of this one."""
+    by: str | None = attrs.field(factory=asker)
+    """Whose request asked for it first."""
     patience: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     """Ends a load that stands still."""
 
@@ -175,6 +177,8 @@ class ServedModel:
     """Why it cannot be loaded, by its header or by its last load, for which nothing leaves again; empty: it can."""
     used_at: float = 0.0
     stays_until: float = 0.0
+    not_pinned: str = ""
+    """Why it is not pinned as its settings ask; empty: it is, or they do not ask."""
     yielded: str = ""
     """Why it has left for another program; empty: it has not, or was loaded again."""
     successor: ServedModel | None = None

@@ -42,7 +42,7 @@ from uma.llama.context import ROUNDED_TOKENS
 from uma.metrics import EngineMetrics, grown, summed, uncounted
 from uma.models.catalog import ModelFile
 from uma.models.shelf import Shelf
-from uma.net.client import CLIENT, OWNER
+from uma.net.client import CLIENT, OWNER, asker
 from uma.net.file_watch import state_of
 from uma.net.logfmt import log
 from uma.supervisor.backoff import Failures
@@ -188,6 +188,7 @@ class LoadedModels(Models):
             leaves_in_sec=max(0.0, model.leaves_at - now) if model.is_idle and model.leaves_at < math.inf else None,
             failure=failure or objection,
             retry_in_sec=model.failures.left_sec(now),
+            not_pinned=model.not_pinned,
             yielded=model.yielded,
             waits_for="" if model.load is None or model.has_process else self._waits_for(model),
         )
@@ -224,6 +225,7 @@ class LoadedModels(Models):
 
     async def load(self, model: str | None, keep_sec: float | None = None) -> ListedModel:
         found = await self._find(model)
+        _note_asked(found, "load")
         async with found.in_use(keep_sec):
             pass
         return self._listed(found.file)
@@ -233,13 +235,15 @@ class LoadedModels(Models):
         if found.is_pinned:
             name = found.file.name
             raise BadRequest.at("model", f"{name} is pinned, so it does not leave; `uma unpin {name}` takes that back")
+        _note_asked(found, "unload")
         found.keep_sec = 0.0 if found.client is None and found.load is not None else None
         found.leave("asked", "asked to (unload)")
         return self._listed(found.file)
 
     async def pin(self, model: str | None, *, is_pinned: bool = True) -> ListedModel:
         found = await self._find(model)
-        found.is_pinned = is_pinned
+        _note_asked(found, "pin" if is_pinned else "unpin")
+        found.is_pinned, found.not_pinned = is_pinned, ""
         if is_pinned:
             try:
                 async with found.in_use():
@@ -260,6 +264,7 @@ class LoadedModels(Models):
     async def remove(self, model: str) -> None:
         found = await self._find(model)
         path = str(found.file.path)
+        _note_asked(found, "remove")
         if found.file.name == BUILTIN:
             raise BadRequest.at("model", "the built-in model cannot be removed")
         await trio.to_thread.run_sync(removal_of, path, abandon_on_cancel=True)  # before it is unloaded in vain
@@ -720,6 +725,7 @@ class LoadedModels(Models):
                     await self.pin(file.name)
                 except UmaError as error:
                     log(_log, logging.WARNING, "model.not_pinned", model=file.name, reason=error.message)
+                    self._model_of(file).not_pinned = f"{file.name} is not pinned, as its settings ask: {error.message}"
 
     async def _bring_back(self) -> float:
         """Load again what is to stay and whose process has ended, unless its file is gone. When one can be tried."""
@@ -802,7 +808,7 @@ class LoadedModels(Models):
 
         def started(pid: int) -> None:
             model.pid = pid
-            log(_log, logging.INFO, "model.loading", model=model.file.name, pid=pid)
+            log(_log, logging.INFO, "model.loading", model=model.file.name, pid=pid, by=load.by)
 
         why: UmaError | None = None
         try:
@@ -872,6 +878,11 @@ class LoadedModels(Models):
         ours = self._blank().limits
         limits = attrs.evolve(info.limits, max_frame_bytes=ours.max_frame_bytes, max_sessions=ours.max_sessions)
         return attrs.evolve(info, limits=limits)
+
+
+def _note_asked(model: ServedModel, to: str) -> None:
+    if by := asker():
+        log(_log, logging.INFO, "model.asked", model=model.file.name, to=to, by=by)
 
 
 def _kept(model: ServedModel) -> str:

@@ -263,6 +263,8 @@ class ListedModel:
     """Why its last load or its process failed, or why no memory holds it; empty: none of that is so."""
     retry_in_sec: float = 0.0
     """Time for which no load of it is tried after a failure."""
+    not_pinned: str = ""
+    """Why it is not pinned as its settings ask, in words; empty: it is, or they do not ask."""
     yielded: str = ""
     """What it has done for other programs, and why (`--yield-memory`): left, or dropped prefixes; empty: nothing."""
     waits_for: str = ""
