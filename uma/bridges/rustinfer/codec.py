@@ -13,15 +13,7 @@ import attrs
 import msgpack
 import orjson
 
-from uma.bridges.rustinfer.messages import (
-    ANSWER_VARIANTS,
-    METRICS_QUERY,
-    Answer,
-    InferenceRequest,
-    by_name,
-    compact,
-    named,
-)
+from uma.bridges.rustinfer.messages import ANSWER_VARIANTS, METRICS_QUERY, Answer, InferenceRequest, by_name
 from uma.constraints import show
 from uma.contracts.parse import parse
 from uma.errors import BadRequest, InvalidJson
@@ -116,7 +108,8 @@ def _id_near(data: bytes, form: WireForm) -> str | None:
 
 def encode(answer: Answer, form: WireForm) -> bytes:
     """An answer in the form of its request."""
-    body = compact(answer) if form is WireForm.COMPACT else named(answer)
+    # serde writes structs by name, every field there, or compactly as lists of their fields' values.
+    body = attrs.astuple(answer) if form is WireForm.COMPACT else attrs.asdict(answer)
     variant = ANSWER_VARIANTS.get(type(answer))
     whole = body if variant is None else {variant: body}
     if form is WireForm.JSON:

@@ -90,20 +90,6 @@ ANSWER_VARIANTS: dict[type, str] = {InferenceResponse: "Inference", RustInferMet
 """Variants of `EngineResponse`. A `StreamChunk` travels by itself."""
 
 
-def named(message: Any) -> Any:
-    """A message as serde writes structs by name: every field there, None as null."""
-    if attrs.has(type(message)):
-        return {field.name: named(getattr(message, field.name)) for field in attrs.fields(type(message))}
-    return list(message) if isinstance(message, tuple) else message
-
-
-def compact(message: Any) -> Any:
-    """A message as serde's compact MessagePack writes structs: a list of the fields' values, in order."""
-    if attrs.has(type(message)):
-        return [compact(getattr(message, field.name)) for field in attrs.fields(type(message))]
-    return list(message) if isinstance(message, tuple) else message
-
-
 def by_name(values: list[Any], cls: type) -> dict[str, Any]:
     """A struct that came as a list, as fields. What follows the known fields is a newer peer's, and ignored."""
     return dict(zip(hints_of(cls), values, strict=False))
