@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+import attrs
 import trio
 
 from uma.config import RuntimeConfig
@@ -20,27 +21,20 @@ from uma.net.logfmt import log
 _log = logging.getLogger("uma.engine")
 
 
+@attrs.define(eq=False)
 class ReproducibleContext:
     """Makes the context when it is needed, and frees it."""
 
-    def __init__(
-        self,
-        config: RuntimeConfig,
-        model: Model,
-        ledger: Ledger,
-        max_tokens: int,
-        use: Callable[[Context], None],
-    ) -> None:
-        """`use` hands the context to the decode thread."""
-        self._config = config
-        self._model = model
-        self._ledger = ledger
-        self._use = use
-        self._lock = trio.Lock()
-        self._context: Context | None = None
-        self._is_closed = False
-        self.max_tokens = max_tokens
-        """Maximum tokens, prompt and output together, of one request."""
+    _config: RuntimeConfig
+    _model: Model
+    _ledger: Ledger
+    max_tokens: int
+    """Maximum tokens, prompt and output together, of one request."""
+    _use: Callable[[Context], None]
+    """Hands the context to the decode thread."""
+    _lock: trio.Lock = attrs.field(factory=trio.Lock, init=False)
+    _context: Context | None = attrs.field(default=None, init=False)
+    _is_closed: bool = attrs.field(default=False, init=False)
 
     async def ready_for(self, prompt_tokens: int) -> None:
         """Make the context, if there is none. Raises `PromptTooLarge`, and `BadRequest` where there is no memory."""

@@ -289,12 +289,11 @@ class Submission:
 
     def _stream(self, request: Request, asked: Request, sequences: list[Sequence]) -> RequestStream:
         controls = [SequenceControl(self._worker, sequence) for sequence in sequences]
+        over = partial(self._over, asked, sequences, self._span(request))
         if len(sequences) == 1:
             (sequence,) = sequences
-            over = partial(self._over, asked, sequences, self._span(request))
             sequence.stream = stream = RequestStream(controls[0], over, self._count_dropped, self._lateness(sequence))
             return stream
-        over = partial(self._over, asked, sequences, self._span(request))
         group = AnswerGroup(request, controls, over, self._count_dropped)
         for index, sequence in enumerate(sequences):
             sequence.stream = AnswerPort(group, index, partial(self._forget, sequence), self._lateness(sequence))

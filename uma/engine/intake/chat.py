@@ -25,7 +25,7 @@ from uma.chat.schema import UnservableError, schema_of
 from uma.chat.thought import thought_first
 from uma.chat.whole_call import AnyParser, WholeCallParser
 from uma.engine.intake.lanes import LaneLimiter
-from uma.engine.intake.relaxed_tools import RelaxedRequest, RelaxedTools, can_be_relaxed
+from uma.engine.intake.relaxed_tools import RelaxedRequest, RelaxedTools, can_call
 from uma.engine.intake.rendering import family_of, has_switch
 from uma.engine.worker.thinking import ThinkingBound
 from uma.errors import BadRequest
@@ -114,19 +114,19 @@ class ChatAbilities:
 
     def is_parsed(self, request: Request) -> bool:
         """Whether the request's answer is parsed at all."""
-        if _can_call(request) or request.sampling.grammar is None:
-            return _can_call(request) or request.reasoning is not None
+        if can_call(request) or request.sampling.grammar is None:
+            return can_call(request) or request.reasoning is not None
         return self._thinks_first(request)
 
     def parser(self, request: Request, prompt: array[int]) -> AnyParser:
         """A parser for one answer of a request that `is_parsed`."""
         parser = self._parser(request, prompt)
-        is_free = _can_call(request) and request.tool_choice == "auto" and request.sampling.grammar is None
+        is_free = can_call(request) and request.tool_choice == "auto" and request.sampling.grammar is None
         tools = {tool.name: schema_of(tool) for tool in request.tools if not tool.strict}
         return WholeCallParser(parser, tools) if is_free and tools and not _is_answering(request) else parser
 
     def _parser(self, request: Request, prompt: array[int]) -> Parser | HarmonyParser:
-        schemas = {tool.name: schema_of(tool) for tool in _tools(request)} if _can_call(request) else {}
+        schemas = {tool.name: schema_of(tool) for tool in _tools(request)} if can_call(request) else {}
         splits, thinks_first = request.reasoning is not None, self._thinks_first(request)
         if self._has_channels:
             return HarmonyParser(schemas, splits_thinking=splits, ends_with_answer=thinks_first)
@@ -149,7 +149,7 @@ class ChatAbilities:
         """Makes the bound of an answer's thinking, on any thread; None where the model does not think."""
         if self._thinking is None:
             return None
-        closings = self._closings if _can_call(request) else self._answering
+        closings = self._closings if can_call(request) else self._answering
         tail = prompt[-_TAIL_TOKENS:]
         return lambda limit: ThinkingBound(self._parser(request, tail), self.piece, closings, limit)
 
@@ -180,7 +180,7 @@ class ChatAbilities:
         """Whether the request's own grammar begins behind the model's thinking: the text is what the grammar holds
         either way, so the request must ask for thinking to be separated.
         """
-        is_held = request.sampling.grammar is not None and not _can_call(request)
+        is_held = request.sampling.grammar is not None and not can_call(request)
         return is_held and self._thinking is not None and _can_think(request)
 
     async def before_grammar(self, request: Request, prompt: array[int]) -> str:
@@ -193,7 +193,7 @@ class ChatAbilities:
 
     async def constrained(self, request: Request, prompt: array[int]) -> SamplingParams:
         """How to sample the answer: with tools, so that what the model writes are calls of these or no calls at all."""
-        if not _can_call(request):
+        if not can_call(request):
             return request.sampling
         assert self._family is not None
         specials = await self._known_specials()
@@ -234,7 +234,7 @@ class ChatAbilities:
 
     async def relaxed(self, request: Request, serves: Callable[[Grammar], bool]) -> RelaxedRequest:
         """Relaxed tools, once that was found out."""
-        if not can_be_relaxed(request) or self._family is None:
+        if not can_call(request) or self._family is None:
             return RelaxedRequest(request)
         specials = await self._known_specials()
 
@@ -311,7 +311,7 @@ class ChatAbilities:
 
     def _problems(self, request: Request) -> Iterator[str]:
         yield from _wrong_tools(request)
-        if _can_call(request):
+        if can_call(request):
             yield from self._unable(request)
 
     def _unable(self, request: Request) -> Iterator[str]:
@@ -380,13 +380,9 @@ def _is_answering(request: Request) -> bool:
     return request.continued is not None and bool(request.continued.content)
 
 
-def _can_call(request: Request) -> bool:
-    return bool(request.tools) and request.tool_choice != "none"
-
-
 def _calls_at_once(request: Request) -> bool:
     """Whether the grammar begins with a call, also where the template opens thinking and has no switch for it."""
-    return _can_call(request) and request.tool_choice != "auto" and request.reasoning == "off"
+    return can_call(request) and request.tool_choice != "auto" and request.reasoning == "off"
 
 
 def _tools(request: Request) -> tuple[Tool, ...]:

@@ -49,7 +49,7 @@ class RelaxedTools:
 
     def known(self, request: Request) -> RelaxedRequest:
         """The request as far as its tools are known."""
-        if not self._known or not can_be_relaxed(request):
+        if not self._known or not can_call(request):
             return RelaxedRequest(request)
         return _applied(request, [self._known.get(_key(tool)) for tool in request.tools])
 
@@ -72,7 +72,7 @@ class RelaxedTools:
         return self._known[key]
 
 
-def can_be_relaxed(request: Request) -> bool:
+def can_call(request: Request) -> bool:
     """Whether it has tools that can be called."""
     return bool(request.tools) and request.tool_choice != "none"
 
