@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,39 @@ def test_a_formula_runs_and_loads_nothing_and_covers_nothing(shown: Page, source
     check(elements)
     assert height < 400
     assert not [attributes for *_, attributes in elements if "url(" in attributes.get("style", "")]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "See [the docs](http://a.b/c_(d) 'x') and ![a cat](http://a.b/c.png)!",
+        "This is **bold, *both***, ~~struck~~ and __`code()`, too__.",
+        "Here it is:\n- one\n- [x] two\n\n1. three\n2. four\n",
+        "# Head\n\n> quoted\n\n```python\nx = 1\n```\n\n~~~\ny\n~~~\n",
+        "| Name | Age |\n|------|-----|\n| **Ann** | `4` |\n",
+        "So \\(x_1\\) is $$y^2$$.\n\n\\[\nz = 1\n\\]\n",
+        "H<sub>2</sub>O[^1] is wet.\n\n[^1]: Most of it.\n",
+    ],
+)
+def test_no_mark_is_seen_before_it_is_known_what_it_marks(shown: Page, text: str) -> None:
+    seen: list[str] = shown.evaluate(
+        """(text) => {
+            const blocks = fresh();
+            return [...text].map((_, index) => {
+                blocks.show(text.slice(0, index + 1), false);
+                const copy = blocks.element.cloneNode(true);
+                copy.querySelectorAll("math, .code-bar").forEach((each) => each.remove());
+                return copy.textContent;
+            });
+        }""",
+        text,
+    )
+    assert [each for each in seen if re.search(r"[*_`~|#<>\\$]|]\(|^-|\n-|http|\[(?!picture: )[A-Za-z]", each)] == []
+
+
+def test_signs_that_mark_nothing_are_seen_at_once(shown: Page) -> None:
+    for text in ("2 * 3", "2*3", "snake_case", "list[0]", "it costs $5", "a < b", r"\*not this", "Wow!"):
+        assert html(shown, text, len(text)) == [f"<p>{escape(text.replace(chr(92), ''))}</p>\n"]
 
 
 @pytest.mark.parametrize("step", [1, 5])

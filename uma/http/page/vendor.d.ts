@@ -41,6 +41,7 @@ declare namespace markdown {
     enable(names: string[]): Parser;
     disable(names: string[]): Parser;
     linkify: { set(options: object): void; add(schema: string, rule: null): Parser["linkify"] };
+    core: { ruler: { after(name: string, own: string, rule: (state: { tokens: Token[]; env: Env }) => void): void } };
     inline: { ruler: { before(name: string, own: string, rule: (state: StateInline, silent: boolean) => boolean): void } };
     block: {
       ruler: {

@@ -3,6 +3,7 @@
 
 import { foldCalls, isCall } from "./calls.js";
 import { keepFormulas, lineOf } from "./formulas.js";
+import { closed, withWords } from "./partial.js";
 
 /** A block that grows beyond this is plain text, for it is parsed several times a second. */
 const MAX_BLOCK_CHARS = 32_768;
@@ -32,6 +33,10 @@ parser.linkify.set({ fuzzyLink: false, fuzzyEmail: false, fuzzyIP: false });
 parser.linkify.add("ftp:", null).add("//", null); // the sanitizer leaves no address of these
 keepFormulas(parser);
 foldCalls(parser);
+parser.core.ruler.after("block", "partial", ({ tokens, env }) => {
+  const last = tokens.findLast(({ type, nesting, content }) => !nesting && (type !== "inline" || content));
+  if (env.isGrowing && last?.type === "inline") last.content = closed(last.content);
+});
 /** The few tags that stand in texts which are no HTML, each with its other half near, and references to footnotes. */
 const MARK = /<(\/?(?:sub|sup|kbd|b|i|strong|em|u|s|del|ins|mark|small)|br)\s*\/?>|\[\^([^\]\s]{1,40})\](:?)/iy;
 parser.inline.ruler.before("link", "mark", (state, silent) => {
@@ -159,15 +164,16 @@ export class Markdown {
     this.isWhole = false;
   }
 
-  /** The text has grown. @param {string} text It begins with what it was the last time. */
-  grow(text) {
+  /** The text has grown. @param {string} text It begins with what it was the last time. @param {boolean} [isWhole] */
+  grow(text, isWhole = false) {
     this.text = text;
+    this.env.isGrowing = !isWhole;
     const tail = text.replace(/\r\n?/g, "\n").slice(this.begin);
     if (tail.length > MAX_BLOCK_CHARS) {
       this.blocks = [...this.blocks.slice(0, this.settled), `<pre>${escaped(tail)}</pre>`];
       return;
     }
-    const found = bounded(parse(tail, this.env), tail, this.tags);
+    const found = bounded(parse(isWhole ? tail : withWords(tail), this.env), tail, this.tags);
     this.blocks = [...this.blocks.slice(0, this.settled), ...found.map(({ html }) => html)];
     // A line that is still being written can turn from a block of its own into more of the block before it.
     const complete = tail.lastIndexOf("\n") + 1;
@@ -179,7 +185,7 @@ export class Markdown {
 
   /** The text is complete: its blocks as a whole parse has them. @param {string} text */
   finish(text) {
-    if (text.length > MAX_WHOLE_CHARS) return this.grow(text);
+    if (text.length > MAX_WHOLE_CHARS) return this.grow(text, true);
     if (this.isWhole && text === this.text) return;
     this.text = text;
     this.isWhole = true;
