@@ -195,16 +195,21 @@ class GuessingDrafter(ABC, Generic[TextT]):
         ]
 
     def _choose_all(
-        self, drafts: list[GuessInProgress[TextT]], compute: Callable[[], Logits | None]
+        self, drafts: list[GuessInProgress[TextT]], compute: Callable[[], int], keep: Callable[[], None]
     ) -> list[GuessInProgress[TextT]]:
-        """Go on with the likeliest token of each guess, by the logits that `compute` has. Empty where that failed."""
+        """Go on with the likeliest token of each guess, by the logits of the batch that `compute` computes; then `keep`
+        takes what else is needed of it. Empty where that failed.
+        """
         masked = [draft for draft in drafts if draft.grammar is not None]
         if masked:
             self._masks.begin([draft.grammar for draft in masked if draft.grammar is not None])
-        logits = compute()
+        took_ms = self._timed([draft.sequence for draft in drafts], compute)
         masks = self._masks.wait() if masked else None
-        if logits is None:
+        if took_ms is None:
             return []
+        self._cost.observe_decode(len(drafts), self._used_cells, took_ms)
+        keep()
+        logits = self._context.logits(len(drafts))
         for row, draft in enumerate(drafts):
             mask = None if masks is None or draft.grammar is None else masks[masked.index(draft)]
             self._choose(draft, logits[row], mask)

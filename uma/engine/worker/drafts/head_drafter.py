@@ -15,7 +15,6 @@ import attrs
 
 from uma.engine.worker.drafts.drafter import Calibration, Guess
 from uma.engine.worker.drafts.guessing import GuessedText, GuessingDrafter, GuessInProgress
-from uma.engine.worker.sampling import Logits
 from uma.engine.worker.sequence import Sequence
 from uma.llama.heads import Guessed, HiddenRow, PredictionHeads
 from uma.metrics import EngineMetrics
@@ -76,17 +75,11 @@ class HeadDrafter(GuessingDrafter[_HeadText]):
         head, first = (drafts[0].ahead, 0) if self._heads.count > 1 else (0, drafts[0].ahead)
         rows = [row for draft in drafts for row in self._rows(draft, first)]
 
-        def compute() -> Logits | None:
-            sequences = [draft.sequence for draft in drafts]
-            took_ms = self._timed(sequences, partial(self._heads.predict, head, rows))
-            if took_ms is None:
-                return None
-            self._cost.observe_decode(len(drafts), self._used_cells, took_ms)
+        def keep() -> None:
             for draft, row in zip(drafts, self._heads.hidden(len(drafts)).copy(), strict=True):
                 draft.text.hidden.append(row)
-            return self._context.logits(len(drafts))
 
-        return self._choose_all(drafts, compute)
+        return self._choose_all(drafts, partial(self._heads.predict, head, rows), keep)
 
     def _rows(self, draft: _Draft, first: int) -> list[Guessed]:
         """What a step reads of a draft, from this token on: those that are guessed, behind the row's last one."""

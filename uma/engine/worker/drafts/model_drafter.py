@@ -19,7 +19,6 @@ import attrs
 from uma.engine.policy.cost import TILE_TOKENS
 from uma.engine.worker.drafts.drafter import Calibration, Guess
 from uma.engine.worker.drafts.guessing import GuessedText, GuessingDrafter, GuessInProgress
-from uma.engine.worker.sampling import Logits
 from uma.engine.worker.sequence import Sequence
 from uma.errors import UmaError
 from uma.llama.batch import Batch
@@ -189,16 +188,11 @@ class ModelDrafter(GuessingDrafter[_DraftContext]):
             self._batch.add(missing, len(text.held), text.seq_id, last_logits=True)
             fed.append(missing)
 
-        def compute() -> Logits | None:
-            took_ms = self._timed([draft.sequence for draft in drafts], partial(self._context.decode, self._batch))
-            if took_ms is None:
-                return None
-            self._cost.observe_decode(len(drafts), self._used_cells, took_ms)
+        def keep() -> None:
             for draft, missing in zip(drafts, fed, strict=True):
                 draft.text.held.extend(missing)
-            return self._context.logits(len(drafts))
 
-        return self._choose_all(drafts, compute)
+        return self._choose_all(drafts, partial(self._context.decode, self._batch), keep)
 
     def _grammar_of(self, sequence: Sequence, text: _DraftContext) -> GrammarState | None:
         """A row's grammar behind its guess so far, which is cut where the grammar does not allow it."""
