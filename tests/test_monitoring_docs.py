@@ -12,7 +12,7 @@ import yaml
 from http_server import HttpServer, running_http
 
 from harness import short_directory
-from uma.metrics import UnloadReason
+from uma.supervisor.residency import UnloadReason
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs" / "monitoring"

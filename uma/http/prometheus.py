@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any
 
 from uma.http.gateway import Gateway
-from uma.metrics import LABELS, help_of, is_of_server, kind_of
+from uma.metrics import help_of, is_of_server, kind_of
 
 PREFIX = "uma_"
 LLAMA_SERVERS = "llamacpp:"
@@ -73,7 +73,7 @@ def _samples(name: str, label: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, int | float):
         yield f"{{{label}}}", value
     elif isinstance(value, Mapping):
-        by = LABELS.get(name, "of")
+        by = "state" if name.endswith("_state") else "reason"
         yield from ((f'{{{label},{by}="{_escaped(part)}"}}', count) for part, count in value.items())
 
 

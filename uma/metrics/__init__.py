@@ -5,31 +5,16 @@ Each number has one writer; readers take a snapshot. Nothing here blocks, locks 
 
 from uma.metrics.histogram import Histogram
 from uma.metrics.live import LiveFigures, LiveSeries
-from uma.metrics.metrics import (
-    LABELS,
-    CacheMetrics,
-    EngineMetrics,
-    UnloadReason,
-    grown,
-    help_of,
-    is_of_server,
-    kind_of,
-    summed,
-    uncounted,
-)
+from uma.metrics.metrics import CacheMetrics, EngineMetrics, help_of, is_of_server, kind_of, summed
 
 __all__ = [
-    "LABELS",
     "CacheMetrics",
     "EngineMetrics",
     "Histogram",
     "LiveFigures",
     "LiveSeries",
-    "UnloadReason",
-    "grown",
     "help_of",
     "is_of_server",
     "kind_of",
     "summed",
-    "uncounted",
 ]

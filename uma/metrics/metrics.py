@@ -7,7 +7,8 @@ or KV cells.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, get_args
+from functools import partial
+from typing import Any, Literal
 
 import attrs
 
@@ -25,16 +26,9 @@ def _figure(kind: FigureKind, text: str, default: Any = 0) -> Any:
     return attrs.field(default=default, metadata={"kind": kind, "help": text})
 
 
-def _counter(text: str, default: float = 0) -> Any:
-    return _figure("counter", text, default)
-
-
-def _gauge(text: str) -> Any:
-    return _figure("gauge", text)
-
-
-def _level(text: str, default: float = 0.0) -> Any:
-    return _figure("level", text, default)
+_counter = partial(_figure, "counter")
+_gauge = partial(_figure, "gauge")
+_level = partial(_figure, "level", default=0.0)
 
 
 def _histogram(text: str, bounds: tuple[int, ...] = MS_BOUNDS) -> Any:
@@ -85,7 +79,7 @@ class EngineMetrics:
     embed_texts_total: int = _counter("Texts, or pairs of query and document, that were computed.")
     embed_tokens_total: int = _counter("Tokens of texts for embeddings and rankings that were computed.")
     batch_calls_total: int = _counter("Calls of llama_decode.")
-    last_batch_size: int = _level("Tokens of the last llama_decode call.", 0)
+    last_batch_size: int = _level("Tokens of the last llama_decode call.", default=0)
     decode_ms_ewma: float = _level("Milliseconds of a llama_decode call of late.")
     outside_decode_ms_total: float = _counter(
         "Milliseconds of the decode thread outside llama_decode while it had work.", 0.0
@@ -111,7 +105,7 @@ class EngineMetrics:
     active_sequences: int = _gauge("Requests that have a slot.")
     queued_requests: int = _gauge("Requests that wait for a slot.")
     paused_sec: float = _level("Seconds for which nothing is computed yet, as `uma pause` has asked.")
-    gpu_free_bytes: int = _level("Bytes that are free on the fullest GPU; 0 where there is none.", 0)
+    gpu_free_bytes: int = _level("Bytes that are free on the fullest GPU; 0 where there is none.", default=0)
     kv_cells_used: int = _gauge("KV cells in use.")
     kv_cells_total: int = _gauge("KV cells there are.")
     kv_cells_share: int = _gauge("KV cells that one request can have.")
@@ -181,11 +175,6 @@ OF_SEVERAL: Mapping[str, tuple[FigureKind, str]] = {
     "model_unloads_total": ("counter", "Times that the model left memory, by reason."),
 }
 """Figures of one of several models as such, each with its kind and help text."""
-UnloadReason = Literal["asked", "crashed", "idle", "memory", "replaced", "stopped", "yielded"]
-"""Why a model has left memory: a client has asked for it, its process has ended by itself, nothing has asked for the
-model, others need its memory, its file is another one or gone, the server stops, other programs need its memory."""
-LABELS: Mapping[str, str] = {"model_state": "state", "model_unloads_total": "reason"}
-"""Label by which a figure is told apart that is a mapping, and no histogram."""
 _FIGURES: dict[str, tuple[FigureKind, str]] = {
     field.name if cls is EngineMetrics else f"cache_{field.name}": (field.metadata["kind"], field.metadata["help"])
     for cls in (EngineMetrics, CacheMetrics)
@@ -203,31 +192,17 @@ _FIGURES |= {
 
 def kind_of(name: str) -> FigureKind:
     """The kind of a snapshot's figure; one that is not defined here is another version's."""
-    kind, _ = _FIGURES.get(name, ("counter" if name.endswith("_total") else "gauge", ""))
-    return kind
+    return _FIGURES.get(name, ("counter" if name.endswith("_total") else "gauge", ""))[0]
 
 
 def help_of(name: str) -> str:
     """The help text of a snapshot's figure."""
-    _, text = _FIGURES.get(name, ("", name.replace("_", " ")))
-    return text
+    return _FIGURES.get(name, ("gauge", name.replace("_", " ")))[1]
 
 
 def is_of_server(name: str) -> bool:
     """Whether a snapshot's figure is the whole server's, and no model's."""
     return name in _OF_SERVER or name == "paused_sec"
-
-
-def uncounted() -> dict[str, Any]:
-    """All counters and histograms of one of several models at 0, as they are from the first request for it on."""
-    figures = EngineMetrics().snapshot() | dict.fromkeys(OF_SEVERAL, 0)
-    figures["model_unloads_total"] = dict.fromkeys(get_args(UnloadReason), 0)
-    return grown(figures)
-
-
-def grown(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """The figures that outlive a process: counters and histograms."""
-    return {name: value for name, value in figures.items() if kind_of(name) in ("counter", "histogram")}
 
 
 def summed(snapshots: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -70,9 +70,7 @@ def is_loopback(host: str) -> bool:
 
 
 def asker() -> str | None:
-    """Whose word a task carries out, for the log: `key NAME`, `user UID`, or `socket` and `http`, where those that
-    reach it are not told apart; None: this very process.
-    """
+    """Whose word a task carries out: `key NAME`, `user UID`, else `socket` or `http`; None: this very process's."""
     if isinstance(owner := OWNER.get(), tuple):
         return " ".join(map(str, owner))
     return "socket" if USER.get() is not None else "http" if ORIGIN.get() else None

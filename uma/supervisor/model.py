@@ -14,14 +14,13 @@ import trio
 
 from uma.client import Client
 from uma.errors import InternalError, ModelUnusable, UmaError, UnknownModel
-from uma.metrics import UnloadReason
 from uma.models.catalog import ModelFile
 from uma.models.names import with_adapter
 from uma.net.client import CLIENT, ORIGIN, OWNER, asker
 from uma.net.file_watch import FileState, state_of
 from uma.supervisor.backoff import Failures
 from uma.supervisor.estimate import rough_bytes
-from uma.supervisor.residency import Resident
+from uma.supervisor.residency import Resident, UnloadReason
 from uma.types import (
     Activity,
     CacheUse,
@@ -183,10 +182,8 @@ class ServedModel:
     """Why it has left for another program; empty: it has not, or was loaded again."""
     successor: ServedModel | None = None
     """What has its place; this one ends once nothing runs."""
-    left_for: str = ""
-    """Why its process is to end; empty: it is not."""
-    left_by: UnloadReason = "stopped"
-    """The kind of that reason."""
+    left_for: tuple[UnloadReason, str] = "stopped", ""
+    """Why its process is to end, and in words."""
     is_leaving: bool = False
     """Whether it takes no more requests; its process ends once nothing runs."""
     stay: trio.CancelScope = attrs.field(factory=trio.CancelScope)
@@ -271,14 +268,14 @@ class ServedModel:
     def forget_process(self) -> None:
         """Forget the process, which has ended."""
         self.client, self.pid, self.has_process, self.is_leaving = None, None, False, False
-        self.stay, self.taken_bytes, self.left_for, self.left_by = trio.CancelScope(), 0, "", "stopped"
+        self.stay, self.taken_bytes, self.left_for = trio.CancelScope(), 0, ("stopped", "")
         self.metrics, self.activity = {}, Activity((), 0, 0, 0, ())
 
     def leave(self, reason: UnloadReason, why: str) -> None:
         """Have it take no more requests, and end once nothing runs, where it is loaded. The first reason counts."""
         if self.client is not None:
             if not self.is_leaving:
-                self.left_by, self.left_for = reason, why
+                self.left_for = reason, why
             self.is_leaving = True
             self._end_if_idle()
 

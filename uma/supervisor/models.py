@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import attrs
 import trio
@@ -39,7 +39,7 @@ from uma.errors import (
 )
 from uma.figures import MB, size
 from uma.llama.context import ROUNDED_TOKENS
-from uma.metrics import EngineMetrics, grown, summed, uncounted
+from uma.metrics import EngineMetrics, kind_of, summed
 from uma.models.catalog import ModelFile
 from uma.models.shelf import Shelf
 from uma.net.client import CLIENT, OWNER, asker
@@ -51,7 +51,7 @@ from uma.supervisor.estimate import most_weights_bytes, planned_memory, rough_by
 from uma.supervisor.files import HubDownload, removal_of, remove
 from uma.supervisor.model import LOOK_SEC, MOST_MODELS, STANDSTILL_SEC, LoadedModel, LoadWait, ModelLoad, ServedModel
 from uma.supervisor.pressure import Pressure
-from uma.supervisor.residency import passes, plan
+from uma.supervisor.residency import UnloadReason, passes, plan
 from uma.types import (
     DEFAULT_MAX_TOKENS,
     Activity,
@@ -72,6 +72,11 @@ from uma.version import __version__
 _log = logging.getLogger("uma.supervisor")
 
 T = TypeVar("T")
+
+_UNCOUNTED: Mapping[str, Any] = {
+    **dict.fromkeys(("model_loads_total", "model_load_ms_total", "model_load_failures_total"), 0),
+    "model_unloads_total": dict.fromkeys(get_args(UnloadReason), 0),
+}
 
 FREE_SHARE = 0.7
 """Part of the memory that is free at the start that all models together can take, without `--memory`."""
@@ -115,8 +120,7 @@ class LoadedModels(Models):
     _changes: dict[trio.Event, None] = attrs.field(factory=dict, init=False)
     """Events of the tasks that look at what changes."""
     _counted: dict[str, Mapping[str, Any]] = attrs.field(factory=dict, init=False)
-    """Counters and histograms of the models that were asked for, by their names: of their loads, and of processes that
-    have ended."""
+    """Counters of models that were asked for, by their names: of their loads, and of processes that have ended."""
     _looking: trio.Lock = attrs.field(factory=trio.Lock, init=False)
     _look: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1), init=False)
     """Limiter of the thread that looks: one that was given up still has the shelf."""
@@ -496,9 +500,10 @@ class LoadedModels(Models):
         return model.load
 
     def _count(self, model: ServedModel, more: Mapping[str, Any]) -> None:
-        """Add to the counters of a model's name."""
-        counted = self._counted.get(model.file.name) or uncounted()
-        self._counted[model.file.name] = summed([counted, more])
+        """Add the counters and histograms among some figures to those of a model's name, which begin at 0."""
+        counted = summed([self._counted.get(model.file.name) or {**self.snapshot(), **_UNCOUNTED}, more])
+        grows = {name: value for name, value in counted.items() if kind_of(name) in ("counter", "histogram")}
+        self._counted[model.file.name] = grows
 
     def check_queue(self, model: ServedModel) -> None:
         """See `model.ModelLoader`. As with `engine.intake.gate.Gate`, one client fills the queue for no other."""
@@ -838,8 +843,8 @@ class LoadedModels(Models):
         except (UmaError, OSError) as error:
             why = error if isinstance(error, UmaError) else InternalError(str(error))
         finally:
-            name, reason = model.file.name, model.left_for if why is None else why.message
-            unloads = {"model_unloads_total": {"crashed" if why else model.left_by: 1}}
+            name, reason = model.file.name, model.left_for[1] if why is None else why.message
+            unloads = {"model_unloads_total": {"crashed" if why else model.left_for[0]: 1}}
             self._count(model, {"model_load_failures_total": 1} if loaded_at is None else unloads)
             self._forget_process(model)
             if why is not None:
@@ -866,7 +871,7 @@ class LoadedModels(Models):
             figures["requests_error"] += lost
             # Of those that were lost it had told some, where it was asked after they had come.
             figures["requests_total"] = max(figures["requests_total"], sum(figures[end] for end in ENDS))
-            self._count(model, grown(figures))
+            self._count(model, figures)
         model.forget_process()
         if model.successor is not None:
             del self._replaced[model.index]

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import attrs
+
+UnloadReason = Literal["asked", "crashed", "idle", "memory", "replaced", "stopped", "yielded"]
+"""Why a model has left memory; docs/observability.md tells them apart."""
 
 
 @attrs.frozen
