@@ -398,11 +398,8 @@ def is_provably_cheap(source: str) -> bool:
     """
     if len(source) > _MAX_CHEAP_CHARS:
         return False
-    try:
-        tree = environment().parse(source)
-    except Exception:  # noqa: BLE001  (whatever is wrong is told by `render`)
-        return True
-    return all(_is_cheap(node, set(), is_in_loop=False) for node in tree.body)
+    tree = _tree_of(source)
+    return tree is None or all(_is_cheap(node, set(), is_in_loop=False) for node in tree.body)
 
 
 def _is_cheap(node: nodes.Node, loop_names: set[str], *, is_in_loop: bool) -> bool:
@@ -436,8 +433,7 @@ def _is_cheap_part(node: nodes.Getattr | nodes.Getitem, loop_names: set[str], *,
     In a loop `messages[0].content` is not: written once for each message, it grows with the product of the two. A role
     has 64 letters at most.
     """
-    key = node.attr if isinstance(node, nodes.Getattr) else getattr(node.arg, "value", None)
-    whole = node.node
+    key, whole = _key_of(node), node.node
     if isinstance(whole, nodes.Getitem):  # messages[0]
         is_one = isinstance(whole.node, nodes.Name) and whole.node.name == "messages"
         is_bounded = key in _CHEAP_ATTRIBUTES and not (is_in_loop and key == "content")

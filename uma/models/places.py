@@ -39,8 +39,6 @@ class Found:
     """Full name, which tells it from all others of its place."""
     path: Path
     place: str
-    repository: str = ""
-    """Repository on the Hugging Face hub; empty elsewhere."""
     also: tuple[str, ...] = ()
     """Other full names of it."""
 
@@ -149,7 +147,7 @@ def _in_cache(cache: Path | None) -> Iterator[Found]:
                     stem = path.relative_to(snapshot).with_name(header.model_stem(path)).as_posix()
                     quantization = quantization_of(stem) or stem
                     also = (f"{repository}{revision}:{quantization}", f"{repository}:{quantization}{revision}")
-                    yield Found(f"{repository}/{stem}{revision}", path, HUGGING_FACE, repository, also)
+                    yield Found(f"{repository}/{stem}{revision}", path, HUGGING_FACE, also)
 
 
 def _of_ollama(folder: Path) -> Iterator[Found]:

@@ -521,11 +521,6 @@ class ClientSession:
             self._running.discard(event.id)
         return event
 
-    @property
-    def is_mid_frame(self) -> bool:
-        """Half a frame has come."""
-        return self._frames.is_mid_frame
-
 
 _Requesting = Generate | TokenizeQuery | EmbedQuery | RerankQuery | DecideQuery
 """Messages whose id is that of the request in them."""
