@@ -70,12 +70,14 @@ def test_the_text_of_documents_is_what_the_model_is_given(here: Visitor) -> None
             chinese_pdf=pdf("狐狸在睡觉。", font=CHINESE),
             cut_pdf=b"%PDF-1.7\n",
             cut_docx=archive(word__document=WORD)[:100],
+            endless_docx=archive(word__document=WORD)[:-22],
+            twice_docx=(body := archive(word__document=WORD))[: body.index(b"PK\1\2")] + body,
             odd_docx=archive(word__document=WORD.replace("&#8211;", "&#x7fffffff;")),
             den_odt=archive(content="<x/>"),
         )
     )
     toast = page.locator(".toast")
-    expect(toast).to_contain_text("Not attached: scan.pdf, cut.pdf, cut.docx and 2 more.")
+    expect(toast).to_contain_text("Not attached: scan.pdf, cut.pdf, cut.docx and 4 more.")
     for why in ("its pages are pictures", "The PDF is damaged", "The file is damaged", "and HTML can be attached"):
         expect(toast).to_contain_text(why)
     expect(attached).to_have_count(4)
@@ -194,7 +196,7 @@ def test_libraries_are_loaded_where_a_text_needs_them(here: Visitor) -> None:
     expect(page.locator("math")).to_have_count(1)
     page.evaluate("async () => { await document.fonts.ready; }")
     own = f"{here.url}/ui/vendor"
-    assert [url for url in asked if "vendor" in url] == [f"{own}/temml.mjs", f"{own}/stix-two-math.woff2"]
+    assert [url for url in asked if "vendor" in url] == [f"{own}/temml.js", f"{own}/stix-two-math.woff2"]
     page.evaluate(show, "```python\npass\n```")
     expect(page.locator(".hljs-keyword")).to_have_text("pass")
     page.evaluate(show, "$y$\n\n```python\nbreak\n```")

@@ -339,6 +339,7 @@ def lanes_after(page: Page, *frames: dict[str, Any]) -> list[list[str]]:
     script = """async (frames) => {
         const { Lanes } = await import("/ui/lanes.js");
         const list = document.querySelector("#live-view .lanes");
+        list.replaceChildren();
         const lanes = new Lanes(list);
         for (const frame of frames) lanes.take(frame);
         const text = (from, what) => from.querySelector(what).textContent.replaceAll("\u00a0", " ");
@@ -348,27 +349,30 @@ def lanes_after(page: Page, *frames: dict[str, Any]) -> list[list[str]]:
     return found
 
 
-def running(*ids: str) -> dict[str, Any]:
-    """A snapshot in which these run."""
+def running(*ids: str, waiting: str = "") -> dict[str, Any]:
+    """A snapshot in which these run and wait; they came in the order of their letters."""
     figures = {"prompt_tokens": 9, "cached_tokens": 0, "computed_tokens": 12, "generated_tokens": 3}
-    figures |= {"age_ms": 60_000, "number": 1, "priority": 0}
-    return {"running": [{"id": id, **figures} for id in ids]}
+    figures |= {"number": 1, "priority": 0}
+    one = [[{"id": id, **figures, "age_ms": 9_000 - 10 * ord(id[0])} for id in each] for each in (ids, waiting)]
+    return {"running": one[0], "waiting": [each | {"waits_for": "slot"} for each in one[1]]}
 
 
-def test_a_row_keeps_its_place_and_gives_it_to_another_once_it_could_be_read(
+def test_rows_stand_in_the_order_in_which_their_requests_came_in_every_window(
     browser: Browser, narrow_server: HttpServer
 ) -> None:
     with visitor(browser, narrow_server.url) as one:
         one.visit("#live")
         one.page.locator("#live-view[data-frames]").wait_for()
-        states = {250: "abc", 500: "bc", 750: "bd", 3_000: "bde", 3_250: "bde"}
-        frames = [{"at_ms": at, "activity": running(*ids), "models": []} for at, ids in states.items()]
-        writing = "writing, 3 tokens"
-        found = lanes_after(one.page, *frames[:3])
-        assert found == [["a", "ended"], ["b", writing], ["c", "ended"], ["d", writing]]
+        states = {250: ("ac", ""), 500: ("c", "de"), 750: ("ce", "bd"), 3_000: ("eb", "fgd")}
+        frames = [
+            {"at_ms": at, "activity": running(*now, waiting=queue), "models": []} for at, (now, queue) in states.items()
+        ]
+        found = lanes_after(one.page, *frames)
+        assert [name for name, state in found if state == "ended"] == ["a", "c"]
+        assert [name for name, _ in found] == ["a", "b", "c", "d", "e", "f", "g"]
         assert violations(one.page) == []
-        one.page.locator("#live-view .lanes").evaluate("list => list.replaceChildren()")
-        assert lanes_after(one.page, *frames) == [["e", writing], ["b", writing], ["c", "ended"], ["d", writing]]
+        assert [name for name, _ in lanes_after(one.page, frames[-1])] == ["b", "d", "e", "f", "g"]
+        assert len(lanes_after(one.page, frames[0], {**frames[0], "at_ms": 99_000, "activity": running("z")})) == 3
 
 
 def test_a_server_that_was_started_again_leaves_no_lane_of_the_one_before(

@@ -24,9 +24,9 @@ POLICY = "; ".join(
         "base-uri 'none'",
         "form-action 'none'",
         "frame-ancestors 'none'",
-        # HTML is made of text by the sanitizer alone, and a worker of one file alone: no other policy can be made.
+        # HTML is made of text by the sanitizer alone, scripts of vendor/'s files alone: no other policy can be made.
         "require-trusted-types-for 'script'",
-        "trusted-types dompurify documents",
+        "trusted-types dompurify vendor",
     )
 )
 

@@ -2,7 +2,7 @@
  * Each is bounded in time and size: a file can be made to be neither read nor given up. */
 
 import { textOf } from "./attachments.js";
-import { addressOf } from "./library.js";
+import { addressOf, trusted } from "./library.js";
 
 /** A PDF that takes longer to be read is given up. */
 const READ_MS = 30_000;
@@ -40,14 +40,10 @@ export async function readFile(file) {
   return /\.x?html?$/i.test(file.name) || file.type === "text/html" ? textOfHtml(text) : text;
 }
 
-/** The only address that a worker is made of. */
-const policy = window.trustedTypes?.createPolicy("documents", { createScriptURL: () => addressOf("pdf.worker.mjs") });
-
 /** @param {ArrayBuffer} data */
 async function textOfPdf(data) {
   const { getDocument, PDFWorker } = await import(addressOf("pdf.mjs"));
-  const address = /** @type {string} */ (policy?.createScriptURL("") ?? addressOf("pdf.worker.mjs"));
-  const port = new Worker(address, { type: "module" });
+  const port = new Worker(trusted("pdf.worker.mjs"), { type: "module" });
   const late = new Promise((_, reject) =>
     setTimeout(() => reject(new Unreadable("Reading it takes too long.")), READ_MS),
   );
@@ -88,7 +84,7 @@ async function textOfWord(data) {
 
 /** One file of an archive as text; null where there is none of this name. @param {ArrayBuffer} data @param {string} name @returns {Promise<string | null>} */
 async function unpacked(data, name) {
-  const { Unzip, UnzipInflate } = await import(addressOf("fflate.mjs"));
+  const { Unzip, UnzipInflate, unzipSync } = await import(addressOf("fflate.mjs"));
   const decoder = new TextDecoder();
   /** @type {[string | null, number]} */
   let [text, size] = [null, 0];
@@ -103,6 +99,10 @@ async function unpacked(data, name) {
   zip.register(UnzipInflate);
   for (let at = 0; at < data.byteLength; at += PART_BYTES)
     zip.push(new Uint8Array(data.slice(at, at + PART_BYTES)), at + PART_BYTES >= data.byteLength);
+  let listed = 0; // by the archive's directory, which stands at its end: without it a part can be missing
+  const filter = (/** @type {any} */ file) => void (listed += file.name === name ? file.originalSize : 0);
+  unzipSync(new Uint8Array(data), { filter });
+  if (listed !== size) throw new RangeError("a file that its directory does not tell");
   return text;
 }
 

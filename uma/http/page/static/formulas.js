@@ -4,7 +4,7 @@
 import { Library } from "./library.js";
 
 /** @type {Library<Temml>} */
-export const temml = new Library("temml.mjs");
+export const temml = new Library("temml.js");
 
 /** The end of a formula in brackets is sought no further: there can be thousands that are never closed. */
 const MAX_CHARS = 4_096;

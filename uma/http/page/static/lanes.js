@@ -1,5 +1,5 @@
 /** A row for each request: who asks, what is done for it or why nothing is, how fast, and what was computed in each
- * quarter of a second of the last 30. A row keeps its place, and gives it to another request when its own has ended. */
+ * quarter of a second of the last 30. The rows stand in the order in which their requests came, in every window. */
 
 import { ApiError } from "./api.js";
 import { byId, copyOf, duration, number, say, toast } from "./dom.js";
@@ -9,8 +9,7 @@ const INTERVAL_MS = 250;
 const COLUMNS = 30_000 / INTERVAL_MS;
 /** What came so lately is seen from its beginning. */
 const NEW_MS = 1_000;
-/** Nobody has read sooner how a request has ended: its place is kept, unless so many have ended. */
-const READ_MS = 2_000;
+/** Rows of so many requests that have ended stay, if no others are looked at. */
 const MAX_ENDED = 5;
 /** Rows of requests that have ended go after this time: below all others, where nothing moves, and between them. */
 const LINGER_MS = { below: 8_000, between: 60_000 };
@@ -251,10 +250,17 @@ export class Lanes {
     this.list.classList.toggle("is-several", frame.models.length > 0);
     for (const lane of this.rows) if (!lane.endedAt && !scene.all.has(lane.request.id)) lane.end(frame.at_ms);
     const shown = this.shownOf(scene);
-    for (const request of shown) this.laneOf(request, frame.at_ms).take(request, this.column, scene);
+    shown.sort((one, other) => other.age_ms - one.age_ms);
+    shown.reduce((/** @type {Lane | undefined} */ before, request) => {
+      const lane = this.laneOf(request, before);
+      lane.take(request, this.column, scene);
+      return lane;
+    }, undefined);
     const isDue = (/** @type {Lane} */ { endedAt, isHeld }, /** @type {number} */ ms) => endedAt && !isHeld && frame.at_ms - endedAt > ms;
     const last = this.rows.findLastIndex((lane) => !isDue(lane, LINGER_MS.below));
-    const over = new Set(this.rows.filter((lane, at) => isDue(lane, LINGER_MS[at > last ? "below" : "between"])));
+    const ended = this.rows.filter(({ endedAt, isHeld }) => endedAt && !isHeld).sort((one, other) => one.endedAt - other.endedAt);
+    const due = this.rows.filter((lane, at) => isDue(lane, LINGER_MS[at > last ? "below" : "between"]));
+    const over = new Set([...due, ...ended.slice(0, -MAX_ENDED)]);
     for (const { element } of over) element.remove();
     this.rows = this.rows.filter((lane) => !over.has(lane));
     this.paint();
@@ -271,20 +277,15 @@ export class Lanes {
     return [...scene.running, ...scene.queue.filter(({ id }) => has.has(id) || left-- > 0 || this.own(id)?.title)];
   }
 
-  /** @param {RunningRequest} request @param {number} now */
-  laneOf(request, now) {
+  /** @param {RunningRequest} request @param {Lane | undefined} before That of the request that came before it. */
+  laneOf(request, before) {
     const known = this.rows.find((lane) => lane.request.id === request.id && !lane.endedAt);
     if (known) return known;
     const lane = new Lane(request);
-    const ended = this.rows.filter(({ endedAt }) => endedAt);
-    const [old] = ended.filter((each) => !each.isHeld).sort((one, other) => one.endedAt - other.endedAt);
-    if (old && (ended.length >= MAX_ENDED || now - old.endedAt > READ_MS)) {
-      old.element.replaceWith(lane.element);
-      this.rows[this.rows.indexOf(old)] = lane;
-    } else {
-      this.list.append(lane.element);
-      this.rows.push(lane);
-    }
+    const above = before ? this.rows.indexOf(before) : -1;
+    const next = this.rows.find(({ endedAt }, at) => at > above && !endedAt);
+    this.list.insertBefore(lane.element, next?.element ?? null);
+    this.rows.splice(next ? this.rows.indexOf(next) : this.rows.length, 0, lane);
     return lane;
   }
 
