@@ -327,7 +327,7 @@ def test_before_a_row_has_ended_it_is_told_how_many_run() -> None:
     tally.is_counted, tally.rows, tally.failed = True, 5, 1
     tally.note({"a": Progress(prompt_tokens=1_200, completion_tokens=9)})
     assert re.fullmatch(
-        r"5 of 20 rows \(25 ?%\) · 1 running · [0-9,.]+ tokens/s · [0-9,.]+ rows/min · 0 s · 1 failed",
+        r"5 of 20 rows \(25 ?%\) · 1 running · [0-9,.]+ tokens/s · [0-9,.]+ rows/min · 0:00:0\d · 1 failed",
         Speed(tally).line(),
     )
     assert Speed(tally).line(40).startswith("5 of 20 rows"), "what matters least makes way"
@@ -374,6 +374,8 @@ def test_rows_that_all_fail_alike_say_so_once_and_what_can_be_known_before_is_to
     assert (other.returncode, "was begun otherwise: --template was" in other.stderr) == (2, True), "before the model"
     missing = batch(str(tmp_path / "nothing.jsonl"))
     assert (missing.returncode, "nothing.jsonl: No such file" in missing.stderr) == (2, True)
+    nowhere = batch(str(file), "--template", "{text}", "-o", str(tmp_path / "none" / "out"))
+    assert (nowhere.returncode, "/none/out: cannot be written; results need a folder" in nowhere.stderr) == (2, True)
 
 
 def test_a_narrow_terminal_has_one_line_that_whatever_is_said_replaces(

@@ -89,9 +89,9 @@ def test_without_a_server_the_model_is_loaded_here(tiny: Path) -> None:
         (("x", "--file", "y"), b"", 2, "--file y: texts came as arguments too"),
         (("--file", "/nowhere/y"), b"", 2, "error: /nowhere/y: No such file"),
         (("--dimensions", "0", "x"), b"", 2, "--dimensions: expected a number from 1, not '0'"),
-        (("--dimensions", "100000", "x"), b"", 1, "dimensions: 100,000 is over the"),
+        (("--dimensions", "100000", "x"), b"", 2, "dimensions: 100,000 is over the"),
         ((), b"short\nx\0y\n", 2, "text 2: "),
-        ((), b"x\n" * 256 + b"a fox " * 9000, 1, "text 257: prompt too large"),
+        ((), b"x\n" * 256 + b"a fox " * 9000, 2, "text 257: prompt too large"),
     ],
 )
 def test_what_cannot_be_embedded_is_named(

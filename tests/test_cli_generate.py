@@ -337,9 +337,24 @@ def test_json_gives_the_events_of_the_protocol_line_by_line(at: tuple[str, str],
     assert (eos["reason"], eos["seed"], eos["usage"]["completion_tokens"]) == ("length", 3, 6)
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--regex", "("), "--regex: unclosed group"),
+        (("--json-schema", '{"type": "objct"}'), "--json-schema: type: expected "),
+        (("--model", "nothing", "--local"), "nothing: model not found"),
+    ],
+)
+def test_what_of_the_command_line_cannot_be_used_has_the_code_that_the_help_says(
+    options: tuple[str, ...], said: str, at: tuple[str, str]
+) -> None:
+    done = generate("Once", *at, *options)
+    assert (done.returncode, said in done.stderr.decode()) == (2, True), done.stderr
+
+
 def test_json_ends_with_an_error_event_where_it_fails(at: tuple[str, str]) -> None:
     done = generate(*at, "--json", stdin=b"word " * 5000)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert json.loads(done.stdout)["code"] == "E_LIMIT_PROMPT_TOO_LARGE"
     assert done.stderr.splitlines()[-1].startswith(b"uma: error: ")
 
@@ -485,7 +500,7 @@ def test_output_goes_to_a_file(at: tuple[str, str], tmp_path: Path) -> None:
         (b" \n\n", 2, "the prompt is empty"),
         (b"a\xff", 2, "not UTF-8 from byte 2 on"),
         (b"a\0b", 2, "NUL"),
-        (b"word " * 5000, 1, "tokens"),
+        (b"word " * 5000, 2, "tokens"),
     ],
 )
 def test_a_prompt_that_cannot_be_used_is_told_in_one_line(

@@ -112,11 +112,6 @@ def test_sizes_are_told_in_the_unit_that_fits(number: int, text: str) -> None:
     assert figures.size(number) == text
 
 
-@pytest.mark.parametrize(("number", "text"), [(0.06, "4 tokens a minute"), (1.5, "1.5 tokens/s")])
-def test_a_speed_below_a_token_a_second_is_told_by_the_minute(number: float, text: str) -> None:
-    assert words.pace(number) == text
-
-
 @pytest.mark.parametrize(
     ("number", "text"),
     [(0.01234, "0.0123"), (41.23, "41.2"), (99.96, "100"), (2_110.0, "2,110"), (1_234_567.8, "1,234,568")],

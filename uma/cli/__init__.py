@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from uma.cli import say
 from uma.cli.streams import abandon_output, mend
-from uma.errors import ConfigError, ModelError, UmaError
+from uma.errors import BadRequest, ConfigError, ModelError, PromptTooLarge, TemplateError, UmaError
 from uma.wrong import renamed
 
 FAILED = 1
@@ -19,6 +19,8 @@ UNUSABLE = 2
 TERMINAL_GONE = 129
 INTERRUPTED = 130
 PIPE_CLOSED = 141
+WRONG_INPUT = (BadRequest, ConfigError, ModelError, PromptTooLarge, TemplateError)
+"""Errors of the command line, a setting, the model or the prompt."""
 MODULES = dict.fromkeys(("load", "unload", "pin", "unpin", "pause", "resume"), "steer")
 """Modules of commands that have none of their own name."""
 
@@ -42,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         say.settle()
         return INTERRUPTED
-    except (ConfigError, ModelError) as error:
+    except WRONG_INPUT as error:
         return _report(error, UNUSABLE)
     except (UmaError, OSError) as error:
         if is_terminal and isinstance(error, OSError) and error.errno == errno.EIO:

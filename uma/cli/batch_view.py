@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from typing import Any, Protocol
 
 import attrs
@@ -14,6 +15,7 @@ import trio
 from uma.cli import say, words
 from uma.cli.sanitize import sanitize_line
 from uma.cli.table import cell_len
+from uma.figures import figure
 from uma.jobs import Tally
 
 LINE_SEC = 0.5
@@ -51,25 +53,26 @@ class Speed:
         return 60 * (self.tally.ended_rows - self.tally.begun_rows) / max(self.elapsed_sec, 1e-3)
 
     def line(self, columns: int | None = None) -> str:
-        """`1,024 of 2,000 rows (51 %) · 40 running · 210 tokens/s · 62 rows/min · 16 min · 3 failed`, and of a row for
+        """`1,024 of 2,000 rows (51 %) · 40 running · 210 tokens/s · 62 rows/min · 0:16:31 · 3 failed`, and of a row for
         which many wait `1 running (row 14; 16 wait for it)`. In less than so many `columns` it has what fits, in this
         order: rows a minute, the speed, and how many run, which comes before the speed where many wait.
         """
         tally, tokens, pace = self.tally, self.tally.completion_tokens, self.rows_per_minute
+        since = timedelta(seconds=round(self.elapsed_sec))
         running = tally.running - tally.waiting
         runs = f"{running:,} {'queued' if tally.is_held_up else 'running'}"
         runs = sanitize_line(tally.loading) or runs
         # Beside many rows some that end before earlier ones are the rule, and nothing to say.
         if is_blocked := tally.kept > tally.running > 0:
             runs += f" (row {tally.blocking_row:,}; {tally.kept:,} wait for it)"
-        rate = words.pace(self.tokens_per_sec) if tokens else ""
+        rate = f"{figure(self.tokens_per_sec)} tokens/s" if tokens else ""
         if tally.prompt_tokens and not tokens:
             rate = f"{words.tokens(tally.prompt_tokens, 'prompt ')} read"
         parts = [
             self._rows(),
             runs if running else "",
             rate,
-            f"{pace:,.{0 if pace >= 10 else 1}f} rows/min · {words.time_span(self.elapsed_sec)}" if pace else "",
+            f"{pace:,.{0 if pace >= 10 else 1}f} rows/min · {since}" if pace else "",
             f"{tally.ended_failed:,} failed" if tally.ended_failed else "",
             f"{tally.waiting:,} wait to be asked again" if tally.waiting else "",
         ]
@@ -122,7 +125,7 @@ class Lines(ProgressView):
         tally, tokens = speed.tally, speed.tally.completion_tokens
         now = f", {tally.rows - tally.begun_rows:,} of them now" if tally.begun_rows else ""
         took = f"{now} in {words.time_span(speed.elapsed_sec)}"
-        rate = f", {words.tokens(tokens)}, {words.pace(speed.tokens_per_sec)}" if tokens else ""
+        rate = f", {words.tokens(tokens)}, {figure(speed.tokens_per_sec)} tokens/s" if tokens else ""
         failed = f", {tally.failed:,} failed" if tally.failed else ""
         say.note(f"{'done: ' if is_done else ''}{words.rows(tally.rows)}{took}{rate}{failed}")
 

@@ -20,7 +20,7 @@ from uma.cli.conversation import ChatFileError, ChatHistory, ChatTurn, check_wri
 from uma.cli.generate import quiet
 from uma.cli.options import load_settings, sampling_of
 from uma.cli.pictures import ChatPicture, dropped
-from uma.cli.slash import ALIASES, COMMANDS, DESTRUCTIVE, FAREWELLS, NO_ROOM, SET
+from uma.cli.slash import ALIASES, COMMANDS, FAREWELLS, NO_ROOM, SET
 from uma.cli.source import Bond, Opened, begin_load, listed, open_source, told_progress
 from uma.cli.terminal import TextOutput
 from uma.cli.trio_run import Interrupts, run
@@ -493,8 +493,8 @@ class Chat:
         known = COMMANDS.get(ALIASES.get(name, name))
         if known is None:
             self.n_failed += 1
-            harmless = (COMMANDS.keys() - DESTRUCTIVE) | {f"/{field}" for field in SET}
-            near = nearest(name, harmless) or "; /help tells those there are"
+            every = [*COMMANDS, *ALIASES, *(f"/{field}" for field in SET)]
+            near = nearest(name, every) or "; /help tells those there are"
             self.view.complain(f"no such command: {name}{near}")
             return
         await self._obey(partial(known.act, self, argument.strip()))

@@ -16,14 +16,14 @@ from typing import Any
 import attrs
 
 from uma.cli.pictures import ChatPicture
-from uma.errors import UmaError
+from uma.errors import ConfigError
 from uma.types import Message
 
 FORMAT = "uma-chat"
 VERSION = 1
 
 
-class ChatFileError(UmaError):
+class ChatFileError(ConfigError):
     """A saved chat cannot be read or written. Names the file and the reason."""
 
     code = "E_CHAT_FILE"

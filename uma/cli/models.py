@@ -27,8 +27,8 @@ from uma.errors import UmaError
 from uma.models import catalog, places
 from uma.models.catalog import ModelFile
 
-COLUMNS = ("name", "parameters", "kind", "note", "quantization", "context", "size", "fits", "from")
-SPARE = {"quantization": 100, "parameters": 110, "kind": 130, "from": 150}
+COLUMNS = ("name", "parameters", "kind", "note", "quant", "context", "size", "fits", "from")
+SPARE = {"parameters": 100, "kind": 120, "from": 140}
 """Columns that a terminal goes without which is narrower than this."""
 ANSWER_SEC = 2.0
 """Maximum time in which a server tells of its models."""
@@ -101,7 +101,7 @@ def _row(model: ModelFile, memory: Memory) -> tuple[str, ...]:
         model.name,
         figures.count(model.parameters) if model.parameters else "",
         model.kind,
-        "sees pictures" if model.vision else "base model" if model.is_base else "",
+        "sees" if model.vision else "base" if model.is_base else "",
         model.quantization,
         f"{model.context_length:,}" if model.context_length else "",
         figures.size(model.size_bytes),

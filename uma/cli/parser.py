@@ -764,9 +764,10 @@ COMMANDS: tuple[Command, ...] = (
         "what can be loaded from here",
         _describe_models,
         "The built-in model, the GGUF files of the UMA_MODELS folder, and the models that Hugging Face's cache, LM "
-        "Studio and Ollama keep: each with its kind, quantization, context and size, whether it sees pictures, by a "
-        "projector beside it, and whether it fits into the memory that is free. Any of them is loaded by its name, or "
-        "by as much of its beginning as no other has.",
+        "Studio and Ollama keep: each with its quantization, context and size, whether it sees pictures, by a "
+        "projector beside it, or is a base model, and whether it fits into the memory that is free. A wide terminal "
+        "has parameters, kind and place, too. Any of them is loaded by its name, or by as much of its beginning as no "
+        "other has.",
     ),
     Command(
         "pull",

@@ -17,6 +17,7 @@ from uma.cli.view import ChatView
 from uma.config import BUILTIN, settings
 from uma.errors import UmaError
 from uma.types import CHAT_SAMPLING, SAMPLER_FIELDS, Finished, SamplerSettings, SamplingParams, ServerInfo
+from uma.wrong import nearest
 
 SET = (*SAMPLER_FIELDS, "max_tokens", "seed")
 """Fields of `SamplingParams` that `/set` changes."""
@@ -147,7 +148,8 @@ def _set(chat: Talk, text: str) -> None:
     name, _, value = text.partition(" ")
     name, value = name.removeprefix("--").replace("-", "_"), value.strip()
     if name and name not in SET:
-        chat.view.complain(f"/set: {name} is none of {', '.join(SET)}")
+        near = nearest(name, SET) or f"; there are {', '.join(SET)}"
+        chat.view.complain(f"/set: no such parameter: {name}{near}")
     elif name and not value:
         chat.view.complain(f"/set {name}: which value? `-` takes yours back")
     else:
@@ -264,7 +266,5 @@ COMMANDS: dict[str, SlashCommand] = {
 """The chat's commands, by name."""
 ALIASES = {"/bye": "/quit", "/exit": "/quit", "/clear": "/reset", "/regenerate": "/retry", "/info": "/model"}
 """Names that other chats have for these commands."""
-DESTRUCTIVE = frozenset({"/reset", "/undo", "/quit", "/retry", "/save!"})
-"""Commands that take something away: none of them is guessed for a word that is not known."""
 FAREWELLS = frozenset({"exit", "quit", "bye"})
 """Words that, alone on a line of a terminal, leave the chat instead of going to the model."""

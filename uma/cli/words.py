@@ -85,11 +85,6 @@ def speed(finished: Finished) -> str:
     return " · ".join(parts)
 
 
-def pace(tokens_per_sec: float) -> str:
-    """`41 tokens/s`, `4 tokens a minute`."""
-    return f"{figure(tokens_per_sec)} tokens/s" if tokens_per_sec >= 1 else f"{60 * tokens_per_sec:.0f} tokens a minute"
-
-
 def duration(milliseconds: float) -> str:
     """`35 ms`, `2.4 s`, `151 s`."""
     if milliseconds < 1000:

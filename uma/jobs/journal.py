@@ -321,7 +321,7 @@ def judge(path: Path, header: Mapping[str, Any]) -> None:
     path = Path(os.path.realpath(path))
     header = orjson.loads(orjson.dumps(header))
     if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        raise CannotWrite(f"{path}: cannot be written; {FOLDER}")
+        raise ConfigError(f"{path}: cannot be written; {FOLDER}")
     _check_place(path, BY_OPTIONS)
     walk = _walk(path, BY_OPTIONS)
     was = walk.header or {}
