@@ -95,7 +95,7 @@ SHOWN_BELOW = frozenset({"server.ready", "http.ready", "server.stopped", "http.d
 SENTENCES = {
     "cache.disk_enabled": "",  # the start tells it
     "request.ended": "",  # its own failure tells it
-    "model.asked": "asked to {to} {model}, by {by}",
+    "model.asked": "asked to {to} {model}",
     "model.loading": "loading {model}",
     "model.loaded": "{model} is loaded, after {sec} s",
     "model.ended": "{model} has left memory: {reason}",

@@ -229,7 +229,7 @@ class LoadedModels(Models):
 
     async def load(self, model: str | None, keep_sec: float | None = None) -> ListedModel:
         found = await self._find(model)
-        _note_asked(found, "load")
+        log(_log, logging.INFO, "model.asked", model=found.file.name, to="load", by=asker())
         async with found.in_use(keep_sec):
             pass
         return self._listed(found.file)
@@ -239,14 +239,15 @@ class LoadedModels(Models):
         if found.is_pinned:
             name = found.file.name
             raise BadRequest.at("model", f"{name} is pinned, so it does not leave; `uma unpin {name}` takes that back")
-        _note_asked(found, "unload")
+        log(_log, logging.INFO, "model.asked", model=found.file.name, to="unload", by=asker())
         found.keep_sec = 0.0 if found.client is None and found.load is not None else None
         found.leave("asked", "asked to (unload)")
         return self._listed(found.file)
 
     async def pin(self, model: str | None, *, is_pinned: bool = True) -> ListedModel:
         found = await self._find(model)
-        _note_asked(found, "pin" if is_pinned else "unpin")
+        to = "pin" if is_pinned else "unpin"
+        log(_log, logging.INFO, "model.asked", model=found.file.name, to=to, by=asker())
         found.is_pinned, found.not_pinned = is_pinned, ""
         if is_pinned:
             try:
@@ -268,7 +269,7 @@ class LoadedModels(Models):
     async def remove(self, model: str) -> None:
         found = await self._find(model)
         path = str(found.file.path)
-        _note_asked(found, "remove")
+        log(_log, logging.INFO, "model.asked", model=found.file.name, to="remove", by=asker())
         if found.file.name == BUILTIN:
             raise BadRequest.at("model", "the built-in model cannot be removed")
         await trio.to_thread.run_sync(removal_of, path, abandon_on_cancel=True)  # before it is unloaded in vain
@@ -381,16 +382,15 @@ class LoadedModels(Models):
         have those of processes that have ended too.
         """
         await self._of_each(LoadedModel.metrics)
-        of_each = {name: [counted] for name, counted in self._counted.items()}
-        for model in self._every:
-            if (parts := of_each.get(model.file.name)) is not None:
-                parts.append({**model.metrics, **model.gauges})
-        models = {name: {**parts[-1], **summed(parts)} for name, parts in of_each.items()}
+        models = {}
+        for name in filter(self._counted.__contains__, self.names):
+            now = [{**model.metrics, **model.gauges} for model in self._every if model.file.name == name]
+            models[name] = {**now[-1], **summed([self._counted[name], *now])}
         return {
             **summed([self.snapshot(), *models.values()]),
             "paused_sec": round(self._paused_sec, 3),
             "memory_budget_bytes": self.budget_bytes,
-            "models": {name: models[name] for name in self.names if name in models},
+            "models": models,
         }
 
     def snapshot(self) -> Mapping[str, Any]:
@@ -866,12 +866,11 @@ class LoadedModels(Models):
     def _forget_process(self, model: ServedModel) -> None:
         """Keep the counters of a process that has ended, with the requests that failed by its end, and no more."""
         lost = 0 if model.client is None else model.client.lost_requests
-        if lost or model.metrics:
-            figures = {**self.snapshot(), **model.metrics}
-            figures["requests_error"] += lost
-            # Of those that were lost it had told some, where it was asked after they had come.
-            figures["requests_total"] = max(figures["requests_total"], sum(figures[end] for end in ENDS))
-            self._count(model, figures)
+        figures = {**self.snapshot(), **model.metrics}
+        figures["requests_error"] += lost
+        # Of those that were lost it had told some, where it was asked after they had come.
+        figures["requests_total"] = max(figures["requests_total"], sum(figures[end] for end in ENDS))
+        self._count(model, figures)
         model.forget_process()
         if model.successor is not None:
             del self._replaced[model.index]
@@ -883,11 +882,6 @@ class LoadedModels(Models):
         ours = self._blank().limits
         limits = attrs.evolve(info.limits, max_frame_bytes=ours.max_frame_bytes, max_sessions=ours.max_sessions)
         return attrs.evolve(info, limits=limits)
-
-
-def _note_asked(model: ServedModel, to: str) -> None:
-    if by := asker():
-        log(_log, logging.INFO, "model.asked", model=model.file.name, to=to, by=by)
 
 
 def _kept(model: ServedModel) -> str:
