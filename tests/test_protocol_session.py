@@ -352,8 +352,10 @@ def test_every_code_of_the_protocol_has_its_row() -> None:
 
 def test_every_error_has_a_code_of_its_own_by_which_a_client_makes_its_class() -> None:
     classes = [found for found in vars(errors).values() if isinstance(found, type) and found.__module__ == "uma.errors"]
-    codes = [found.code for found in classes if issubclass(found, errors.UmaError) and found is not errors.Loading]
+    as_another = {errors.Loading, errors.WrongValues, errors.WrongKind}  # for a peer: an overload, a bad request
+    codes = [found.code for found in classes if issubclass(found, errors.UmaError) and found not in as_another]
     assert len(codes) == len(set(codes))
+    assert {found.code for found in as_another} <= set(codes)
     assert all(type(errors.from_code(code, "x")) is found for code, found in errors.WIRE_ERRORS.items())
 
 

@@ -80,13 +80,15 @@ class ModelError(UmaError):
 
 
 class WrongValues(UmaError, ValueError):
-    """Fields of a class that people construct by hand are wrong, or an argument's value is."""
+    """Fields of a class that people construct by hand are wrong, or an argument's value is. To a peer it is a
+    `BadRequest`: both have one code.
+    """
 
     code = "E_PROTO_BAD_REQUEST"
 
 
 class WrongKind(UmaError, TypeError):
-    """An argument is of another kind, or a keyword is unknown."""
+    """An argument is of another kind, or a keyword is unknown. To a peer it is a `BadRequest`: both have one code."""
 
     code = "E_PROTO_BAD_REQUEST"
 
