@@ -395,6 +395,7 @@ def test_a_request_that_waits_for_its_model_is_shown_to_its_own_key_explained_an
     with server.connect() as raw, server.connect() as ended:
         raw.send("POST", "/v1/responses", body, **own)
         (loading,) = until(lambda: children(server.process.pid), bool)
+        server.process.log.wait_for(f"event=model.loading model=beta.v1 pid={loading}")  # its start is over
         os.kill(loading, signal.SIGSTOP)
         (begun, headers), chunks = raw.head(), raw.chunks()
         assert (begun, next(chunks).startswith(b": beta.v1: loading, ")) == (200, True)

@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ from uma.http.generation import HEARTBEAT_SEC
 from uma.net.quota import ClientAccount
 from uma.supervisor import open_models
 from uma.supervisor.model import STANDSTILL_SEC, LoadWait, ModelLoad
-from uma.types import Activity, Finished, LoadProgress, LoadState, Request, SamplingParams, Source, Token
+from uma.types import Activity, Finished, LoadProgress, LoadState, QueueEntry, Request, SamplingParams, Source, Token
 
 
 @pytest.fixture(scope="module")
@@ -640,6 +641,32 @@ def test_a_model_whose_context_no_memory_holds_evicts_no_other_and_is_refused_by
     assert "event=model.ended" not in server.process.log.text
 
 
+def test_answers_and_lanes_of_bodies_count_in_the_queue_of_a_load(serve_models: ServeModels) -> None:
+    server = serve_models("--models", ",".join(NAMES), "--max-sequences", "2", "--max-queue", "2")
+    body = {"model": "alpha", "prompt": "Once", "n": 2, "max_tokens": 4}
+
+    def waiting() -> list[dict[str, Any]]:
+        return list(server.ask("GET", "/v1/requests").json["data"])
+
+    with ExitStack() as stack:
+        raws = [stack.enter_context(server.connect()) for _ in range(4)]
+        raws[0].send("POST", "/v1/completions", body)
+        server.process.log.wait_for("event=model.loading")
+        (loading,) = children(server.process.pid)
+        os.kill(loading, signal.SIGSTOP)
+        stack.callback(os.kill, loading, signal.SIGCONT)
+        for raw in raws[1:3]:
+            raw.send("POST", "/v1/completions", body)
+        until(waiting, lambda found: len(found) == 3)
+        refused = complete(server, "alpha")  # another connection is another client: for it the queue is twice as long
+        assert (refused.status, "6 requests wait for the load of alpha" in str(refused.json)) == (429, True)
+        raws[3].send("POST", "/v1/completions", body | {"n": 1}, **{"x-uma-priority": "-1"})
+        found = until(waiting, lambda found: len(found) == 4)
+        assert sorted(each["priority"] for each in found) == [-1, 0, 0, 0]
+        os.kill(loading, signal.SIGCONT)
+        assert [raw.answer().status for raw in raws] == [200] * 4
+
+
 def test_a_model_that_can_never_fit_is_told_at_the_start_and_refused_with_what_it_takes(
     serve_models: ServeModels, tmp_path: Path
 ) -> None:
@@ -878,7 +905,7 @@ async def test_requests_of_other_keys_that_wait_for_a_load_are_told_apart_and_no
     monkeypatch.setenv("UMA_MODELS", str(folder))
     config = RuntimeConfig(models="alpha", threads=1)
     bodies, parsing = BodyBudget.of(10**6), trio.CapacityLimiter(1)
-    waits = tuple(LoadWait(id, "alpha").as_request(LoadState(0)) for id in "ab")
+    waits = tuple(LoadWait(QueueEntry(id), "alpha").as_request(LoadState(0)) for id in "ab")
     async with open_models(config, LoadProgress()) as models:
         gateway, scope = Gateway.of(models, config), {"type": "http", "headers": []}
         http = Exchange(scope, trio.sleep_forever, trio.sleep, "id", 10**6, 10.0, parsing, bodies)  # type: ignore[arg-type]

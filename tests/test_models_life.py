@@ -37,7 +37,7 @@ from uma.net.client import CLIENT, OWNER
 from uma.supervisor import LoadedModels, child, open_models
 from uma.supervisor.model import CROWDED_MS
 from uma.supervisor.models import IDLE_UNLOAD, MEASURE_SEC, RESCAN_SEC
-from uma.types import LoadProgress, Request, SamplingParams, Source, Token
+from uma.types import LoadProgress, QueueEntry, Request, SamplingParams, Source, Token
 
 
 @asynccontextmanager
@@ -580,6 +580,36 @@ async def test_of_what_comes_while_a_model_is_loaded_as_much_waits_as_runs_and_q
     assert (problem.status, problem.retry_after_ms) == (429, full_queue_retry_ms(4, 4, 0.0, 2))
     assert "6 requests wait for the load of alpha (max_queue is 4)" in refused[0].message
     assert (answers, len(refused)) == ([texts["alpha"]] * 6, 8)
+
+
+async def test_lanes_and_the_answers_of_a_request_count_in_the_queue_of_a_load(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(folder, monkeypatch, cache_ram_mb=0, max_sequences=2, max_queue=4) as models:
+        refused = list[tuple[int, int]]()
+
+        async def wait(lane: int, answers: int) -> None:
+            try:
+                async with models.using("alpha", entry=QueueEntry("a", lane, answers)):
+                    await trio.sleep_forever()
+            except Overloaded:
+                refused.append((lane, answers))
+
+        async with trio.open_nursery() as nursery:
+            for lane, answers, n_refused in (
+                (0, 2, 0),  # these run
+                (0, 2, 0),
+                (-1, 1_000, 0),  # is refused once it is loaded, and so fills no more than what runs at once
+                (0, 2, 0),  # what is of a lower lane is not ahead
+                (0, 1, 1),  # 4 wait
+                (1, 1, 1),  # in its lane nothing waits
+                (-1, 1, 1),
+                (-1, 1, 2),  # twice as many
+            ):
+                nursery.start_soon(wait, lane, answers)
+                await trio.testing.wait_all_tasks_blocked()
+                assert len(refused) == n_refused, (lane, answers)
+            nursery.cancel_scope.cancel()
 
 
 ROUNDING_BYTES = 4 * 2**20

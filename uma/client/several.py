@@ -23,6 +23,7 @@ from uma.types import (
     Health,
     ListedModel,
     Models,
+    QueueEntry,
     ServerInfo,
     Source,
 )
@@ -123,7 +124,9 @@ class ModelsThere(Models):
         return self._card(name)
 
     @asynccontextmanager
-    async def using(self, model: str | None, keep_sec: float | None = None, id: str = "") -> AsyncIterator[Source]:
+    async def using(
+        self, model: str | None, keep_sec: float | None = None, entry: QueueEntry | None = None
+    ) -> AsyncIterator[Source]:
         name = self._name(model)
         session = await self._session(name)
         await self.load(name, keep_sec or None)

@@ -61,6 +61,7 @@ from uma.types import (
     Finished,
     ListedModel,
     LoadState,
+    QueueEntry,
     Request,
     ServerInfo,
     Source,
@@ -268,14 +269,14 @@ class JsonConnection(Connection):
             telling.cancel()
 
     @asynccontextmanager
-    async def _loaded(self, model: str | None, id: str) -> AsyncIterator[Source]:
+    async def _loaded(self, model: str | None, entry: QueueEntry) -> AsyncIterator[Source]:
         """A block with what answers a request: where the server has several models that one, which stays loaded."""
         if self.models is None:
             yield self.engine
             return
         async with AsyncExitStack() as stack:
-            with self._telling_of_load(model, id):
-                source = await stack.enter_async_context(self.models.using(model, id=id))
+            with self._telling_of_load(model, entry.id):
+                source = await stack.enter_async_context(self.models.using(model, entry=entry))
             yield source
 
     def _start(self, message: Generate) -> None:
@@ -324,7 +325,7 @@ class JsonConnection(Connection):
         self.speak_for(query.sender)
         try:
             with work.scope:
-                async with self._loaded(query.request.model, query.request.id) as source:
+                async with self._loaded(query.request.model, QueueEntry.of(query.request)) as source:
                     data = await self._compute(query, source)
                 self.link.post(data)
                 if self.link.is_full:
@@ -378,7 +379,7 @@ class JsonConnection(Connection):
         """`generate` of the request's model with the files that it names, and of several models its name. Counts those
         that are still being admitted: not those that wait for their model.
         """
-        async with self._loaded(request.model, request.id) as source, AsyncExitStack() as stack:
+        async with self._loaded(request.model, QueueEntry.of(request)) as source, AsyncExitStack() as stack:
             self._starting += self.models is not None
             try:
                 async with self.server.files.read(request, self._user) as whole:
@@ -465,7 +466,7 @@ class JsonConnection(Connection):
             return await self._ask_models(query)
         request = self.check_model(self._of_session(query.request))
         async with (
-            self._loaded(request.model, request.id) as source,
+            self._loaded(request.model, QueueEntry.of(request)) as source,
             self.server.files.read(request, self._user) as whole,
         ):
             return await source.tokenize(whole, pieces=query.pieces)

@@ -22,7 +22,7 @@ from uma import posix
 from uma.client import Client
 from uma.config import ALL_MODELS, BUILTIN, ModelSettings, RuntimeConfig
 from uma.engine.activity import MAX_LISTED
-from uma.engine.intake.overload import full_queue_retry_ms
+from uma.engine.intake.overload import full_queue_retry_ms, is_full
 from uma.engine.kv.disk import made_folder
 from uma.engine.sizing import enough_mb, free_memory_bytes
 from uma.errors import (
@@ -64,6 +64,7 @@ from uma.types import (
     LoadState,
     ModelInfo,
     Models,
+    QueueEntry,
     ServerInfo,
     Source,
 )
@@ -218,9 +219,11 @@ class LoadedModels(Models):
         return self._card_of(found)
 
     @asynccontextmanager
-    async def using(self, model: str | None, keep_sec: float | None = None, id: str = "") -> AsyncIterator[Source]:
+    async def using(
+        self, model: str | None, keep_sec: float | None = None, entry: QueueEntry | None = None
+    ) -> AsyncIterator[Source]:
         found = await self._find(model)
-        async with found.in_use(keep_sec, id) as held:
+        async with found.in_use(keep_sec, entry) as held:
             yield held
 
     def loaded(self, model: str | None) -> Source | None:
@@ -359,7 +362,7 @@ class LoadedModels(Models):
             (wait, self._listed(model.file).load)
             for model in self._every
             for wait in model.waits
-            if wait.id and id in ("", wait.id)
+            if wait.entry and id in ("", wait.entry.id)
         ]
 
     async def explain(self, id: str = "") -> Explained:
@@ -505,16 +508,21 @@ class LoadedModels(Models):
         grows = {name: value for name, value in counted.items() if kind_of(name) in ("counter", "histogram")}
         self._counted[model.file.name] = grows
 
-    def check_queue(self, model: ServedModel) -> None:
-        """See `model.ModelLoader`. As with `engine.intake.gate.Gate`, one client fills the queue for no other."""
-        waits, config = [wait for wait in model.waits if wait.id], self._config_of(model.file)
+    def check_queue(self, model: ServedModel, lane: int) -> None:
+        """See `model.ModelLoader`; as `engine.intake.gate.Gate` does."""
+        waits, config = [wait for wait in model.waits if wait.entry], self._config_of(model.file)
         at_once = config.max_sequences or self._card_of(model).limits.max_sequences
-        waiting, limit = len(waits) - at_once, config.max_queue
-        if waiting >= limit * (1 if any(wait.client == CLIENT.get() for wait in waits) else 2):
+        # More answers than run at once are refused later.
+        waiting, ahead = (
+            sum(min(wait.entry.answers, at_once) for wait in waits if wait.entry and wait.entry.lane >= least) - at_once
+            for least in (-1, lane)
+        )
+        is_first = not any(wait.client == CLIENT.get() for wait in waits)
+        if is_full(lane, waiting, ahead, config.max_queue, is_first=is_first):
             raise Overloaded(
-                f"the queue is full: {len(waits):,} requests wait for the load of {model.file.name} "
-                f"(max_queue is {limit:,})",
-                retry_after_ms=full_queue_retry_ms(waiting, limit, 0.0, at_once),
+                f"the queue is full: {waiting + at_once:,} requests wait for the load of {model.file.name} "
+                f"(max_queue is {config.max_queue:,})",
+                retry_after_ms=full_queue_retry_ms(waiting, config.max_queue, 0.0, at_once),
             )
 
     async def run(self) -> None:

@@ -14,7 +14,7 @@ import attrs
 
 from uma.config import RuntimeConfig
 from uma.engine.clock import now_ms
-from uma.engine.intake.overload import BEYOND_REPAIR, Load, full_queue_retry_ms, retry_after_ms, wait_ms
+from uma.engine.intake.overload import BEYOND_REPAIR, Load, full_queue_retry_ms, is_full, retry_after_ms, wait_ms
 from uma.engine.policy import CostModel
 from uma.engine.policy.tuning import TUNING
 from uma.engine.worker.loop import DecodeWorker
@@ -42,9 +42,7 @@ class Gate:
     _metrics: EngineMetrics
 
     def check_queue(self, lane: int) -> None:
-        """Refuse a request that finds the queue full. For a background request the queue is twice as long. One client
-        fills it for no other: where none of its own waits, it is as much longer again.
-        """
+        """Refuse a request that finds the queue full; see `is_full`."""
         active, limit = self._worker.active_count, self._config.max_queue
         # Requests that came a moment ago and start with the next tick are not waiting.
         slots = max(0, self._max_active - active)
@@ -54,8 +52,8 @@ class Gate:
         # Requests of lower lanes are not ahead of it.
         queued = [sequence for sequence in self._sequences if sequence.started_ms == 0]
         ahead = sum(sequence.lane >= lane for sequence in queued) - slots
-        spare = 0 if any(sequence.client == CLIENT.get() for sequence in queued) else limit
-        if (lane >= 0 and ahead >= limit + spare) or waiting >= 2 * limit + spare:
+        is_first = not any(sequence.client == CLIENT.get() for sequence in queued)
+        if is_full(lane, waiting, ahead, limit, is_first=is_first):
             raise Overloaded(
                 f"the queue is full: {waiting:,} requests wait (max_queue is {limit:,})",
                 retry_after_ms=full_queue_retry_ms(waiting, limit, self._metrics.service_ms_ewma, self._max_active),

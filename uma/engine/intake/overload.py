@@ -51,6 +51,15 @@ def wait_ms(load: Load, prompt_tokens: int, cost: CostModel) -> float:
     return max(reading_ms, place_ms + prompt_tokens * per_token_ms / share)
 
 
+def is_full(lane: int, waiting: int, ahead: int, limit: int, *, is_first: bool) -> bool:
+    """Whether a request finds the queue full; `ahead` of what waits is of its lane or a higher one. For a background
+    request the queue is twice as long. One client fills it for no other: for the first request of a client it is as
+    much longer again.
+    """
+    spare = limit if is_first else 0
+    return (lane >= 0 and ahead >= limit + spare) or waiting >= 2 * limit + spare
+
+
 def full_queue_retry_ms(waiting: int, limit: int, service_ms: float, max_running: int) -> int:
     """When a request that found the queue full should try again: once half of what can wait has been worked off.
 
