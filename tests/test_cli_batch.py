@@ -371,7 +371,9 @@ def test_rows_that_all_fail_alike_say_so_once_and_what_can_be_known_before_is_to
     assert (done.returncode, "all 2 rows failed, because: expected a prompt" in done.stderr) == (1, True)
     assert batch(str(file), "--template", "Say: {text}", "--max-tokens", "2").returncode == 0, "nothing good was lost"
     other = batch(str(file), "--template", "{text}", "--local", "--model", "/none.gguf")
-    assert (other.returncode, "was begun otherwise: --template was" in other.stderr) == (2, True), "before the model"
+    assert (other.returncode, "was started with other settings: --template was" in other.stderr) == (2, True), (
+        "before the model"
+    )
     missing = batch(str(tmp_path / "nothing.jsonl"))
     assert (missing.returncode, "nothing.jsonl: No such file" in missing.stderr) == (2, True)
     nowhere = batch(str(file), "--template", "{text}", "-o", str(tmp_path / "none" / "out"))

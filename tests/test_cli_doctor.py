@@ -290,7 +290,7 @@ def test_a_server_that_is_paused_is_told_with_what_ends_that(capsys: Capsys, ser
     finally:
         run_to_end(*uma_command("resume", "--socket", str(server.socket)))
     assert re.fullmatch(r"paused for (10|9) min more: it computes nothing", found["server"]["finding"])
-    assert found["server"]["todo"] == "`uma resume` has it go on"
+    assert found["server"]["todo"] == "`uma resume` continues"
 
 
 def test_servers_on_other_sockets_are_told_as_uma_ps_tells_them(

@@ -72,7 +72,7 @@ async def test_while_the_server_is_paused_all_wait_for_that_and_its_time_is_told
             for id in "ab":
                 waits = await explained(engine, id, lambda told: told.spent_ms.get("paused", 0) > 1)
                 assert waits.now is not None and waits.now.waits_for == "paused"
-            assert "Now it waits: the server is paused, and `uma resume` has it go on." in sentences(waits)
+            assert "Now it waits: the server is paused, and `uma resume` continues." in sentences(waits)
             await engine.pause(0)
             async for _ in second:
                 pass

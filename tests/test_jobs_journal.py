@@ -123,7 +123,7 @@ def test_another_model_and_other_settings_are_named(tmp_path: Path, now: dict[st
     with opened(out) as results:
         results.append([ended(0)])
     (name,) = (each for each in HEADER if HEADER[each] != now.get(each))
-    name = {"model": r"begun otherwise: model\.name"}.get(name, name)
+    name = {"model": r"started with other settings: model\.name"}.get(name, name)
     with pytest.raises(JobChanged, match=rf"{name} was .* now.*--only-failed.*--restart"), opened(out, now):
         pass
     assert out.read_bytes() == LINES[0]

@@ -119,7 +119,7 @@ async def test_what_has_ended_is_kept_until_its_turn_where_an_earlier_row_has_no
 
     assert await run(OneHangs(8), {"version": 1}) == 7
     assert out.read_bytes() == b""
-    with pytest.raises(JobChanged, match="begun otherwise"):
+    with pytest.raises(JobChanged, match="started with other settings"):
         await run(InOrder(), {"version": 2})
     assert await run(rest := InOrder(), {"version": 1}) == 0
     assert rest.asked == [1]

@@ -197,7 +197,7 @@ async def _shown(runner: Runner, options: argparse.Namespace, interrupts: Interr
     """Run the job and tell how far it is; the exit code."""
     results = runner.results
     if results.rows:
-        say.note(f"{options.output} has {results.rows:,} results; going on behind them")
+        say.note(f"{options.output} has {results.rows:,} results; continuing after them")
     elif not results.is_new and not results.reusable:
         say.note(f"{options.output} was begun before, and no row had come to its end: all run again")
     view = Events() if options.json else OneLine() if sys.stderr.isatty() else Lines()

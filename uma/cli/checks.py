@@ -324,7 +324,7 @@ async def _ask_server(config: RuntimeConfig) -> Check:
             return Check("server", f"its model: {LoadState(health.loading_percent or 0).words}")
     if paused_sec := health.paused_sec:
         left = f" for {words.time_span(paused_sec)} more" if paused_sec < MAX_PAUSE_SEC / 2 else ""
-        return Check("server", f"paused{left}: it computes nothing", "`uma resume` has it go on")
+        return Check("server", f"paused{left}: it computes nothing", "`uma resume` continues")
     if several and health.status == "ok":
         lacks = [model.not_pinned or model.failure for model in listed if model.not_pinned or not model.fits]
         return Check("server", f"ok: {words.names(several)}", lacks="; ".join(lacks))

@@ -373,7 +373,7 @@ def _describe_batch(parser: argparse.ArgumentParser) -> None:
     add_flag(parser, "--any-model", "take rows that name another model than the loaded one")
     add_flag(parser, "--unordered", "write results as they end", "in the order of the rows")
     again = parser.add_mutually_exclusive_group()
-    add_flag(again, "--restart", "drop the results there are, begin anew")
+    add_flag(again, "--restart", "drop the results there are, start over")
     add_flag(again, "--only-failed", "keep the good results there are, and run all other rows again")
     add_flag(parser, "--json", "tell the progress in JSON lines on standard output")
     _add_priority(parser, "background")
@@ -774,10 +774,10 @@ COMMANDS: tuple[Command, ...] = (
         "get a model from the Hugging Face hub",
         _describe_pull,
         "Load a GGUF model into the Hugging Face cache, which llama.cpp, vLLM and others share: all parts of it, with "
-        "their checksums verified. What was cut goes on where it was. Without a quantization all are shown with their "
-        "sizes, and which fit the memory that is free, and Q4_K_M is taken, else the nearest that there is. Where the "
-        "repository has a projector (mmproj) for it, that comes too. The file's path "
-        "is written to standard output, all else to standard error.\n\n"
+        "their checksums verified. An interrupted download continues where it was. Without a quantization all are "
+        "shown with their sizes, and which fit the memory that is free, and Q4_K_M is taken, else the nearest that "
+        "there is. Where the repository has a projector (mmproj) for it, that comes too. The file's path is written to "
+        "standard output, all else to standard error.\n\n"
         "HF_ENDPOINT, HF_TOKEN, HF_HOME and HF_HUB_OFFLINE are as for every program of Hugging Face.",
         " REPO[:QUANT]",
     ),

@@ -39,7 +39,7 @@ def main(options: argparse.Namespace) -> int:
 def _paused(seconds: float) -> str:
     """What a pause of this length means; 0 ends one."""
     span = f"for {words.time_span(seconds)}" if seconds < MAX_PAUSE_SEC else "now"
-    return f"computes nothing {span}; `uma resume` has it go on" if seconds else "goes on"
+    return f"computes nothing {span}; `uma resume` continues" if seconds else "continues"
 
 
 async def _of_model(client: Client, command: str, name: str) -> str:
@@ -69,5 +69,5 @@ async def _of_model(client: Client, command: str, name: str) -> str:
         busy = "its load has" if model.state == "loading" else "its requests have" if model.running else ""
         return f"{model.name} leaves" + (f" once {busy} ended" if busy else "")
     if command == "pin":
-        return f"{model.name} is loaded and stays; `uma unpin {model.name}` takes that back"
+        return f"{model.name} is loaded and stays; `uma unpin {model.name}` undoes that"
     return f"{model.name} can leave again" if was.is_pinned else f"nothing changes: {model.name} was not pinned"

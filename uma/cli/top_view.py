@@ -213,7 +213,7 @@ def _server(where: str, server: WatchedServer, columns: int) -> list[Text]:
         *([_cells(metrics)] if metrics.get("kv_cells_total") else []),
         *([] if known.cached_share is None else [_plain(f"from cache {100 * known.cached_share:.0f} %")]),
         *([_plain(f"in memory {figures.size(metrics['cache_ram_bytes'])}")] if metrics.get("cache_ram_bytes") else []),
-        *([_plain("paused: `uma resume` has it go on", "bold yellow")] if metrics.get("paused_sec") else []),
+        *([_plain("paused: `uma resume` continues", "bold yellow")] if metrics.get("paused_sec") else []),
         *([_plain(f"preempted {metrics['preemptions_total']:,}")] if metrics.get("preemptions_total") else []),
         *([_plain(f"others on its cores {neighbours:.1f}")] if neighbours else []),
     ]

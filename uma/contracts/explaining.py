@@ -8,7 +8,7 @@ from uma.types import CAUSES, WHY_NOT_CACHED, Explained
 
 WAITS_FOR = {
     "loading": "its model is loaded first",
-    "paused": "the server is paused, and `uma resume` has it go on",
+    "paused": "the server is paused, and `uma resume` continues",
     "slot": "no slot is free",
     "cells": "no cells are free for its prompt",
     "adapters": "two other sets of LoRA adapters take turns",

@@ -27,7 +27,7 @@ WINDOW = 1024
 so that finding one again, and waiting for its turn, takes bounded memory."""
 _MARK = b"="
 FOLDER = "results need a folder that exists, can be written to and has space"
-BY_OPTIONS = "begin anew with --restart, which overwrites it"
+BY_OPTIONS = "start over with --restart, which overwrites it"
 """What can be done about an OUT that a job cannot go on with."""
 
 
@@ -391,7 +391,7 @@ def _finish_renaming(path: Path) -> None:
 def _check_new(path: Path, anew: str) -> None:
     if path.exists() and path.stat().st_size:
         raise JobChanged(
-            f"{path}: exists, and has no journal ({journal_of(path).name}), so it is no job that could go on; name "
+            f"{path}: exists, and has no journal ({journal_of(path).name}), so it is no job to continue; name "
             f"another file, or {anew}"
         )
 
@@ -401,7 +401,8 @@ def _check_same(path: Path, was: Mapping[str, Any], now: Mapping[str, Any], anew
         shown = "; ".join(f"{name} was {_shown(before)} and is {_shown(after)} now" for name, before, after in changes)
         keep = ", keep the good results there are with --only-failed" if anew == BY_OPTIONS else ""
         raise JobChanged(
-            f"{path}: was begun otherwise: {shown}. Ask as before to go on, name another file{keep}, or {anew}"
+            f"{path}: the job was started with other settings: {shown}. "
+            f"Repeat the command as it was to continue, name another file{keep}, or {anew}"
         )
 
 

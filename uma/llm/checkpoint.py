@@ -23,7 +23,7 @@ from uma.types import Message
 
 PASSING = (ConnectionLost, InternalError, ShuttingDown)
 """Errors that are no prompt's own: neither they nor what follows is kept."""
-ANEW = "remove it and its journal to begin anew"
+ANEW = "remove it and its journal to start over"
 
 
 def results_with(

@@ -241,7 +241,7 @@ class LoadedModels(Models):
         found = await self._find(model)
         if found.is_pinned:
             name = found.file.name
-            raise BadRequest.at("model", f"{name} is pinned, so it does not leave; `uma unpin {name}` takes that back")
+            raise BadRequest.at("model", f"{name} is pinned, so it does not leave; `uma unpin {name}` undoes that")
         log(_log, logging.INFO, "model.asked", model=found.file.name, to="unload", by=asker())
         found.keep_sec = 0.0 if found.client is None and found.load is not None else None
         found.leave("asked", "asked to (unload)")

@@ -21,7 +21,7 @@ MAX_TEMPLATE_CHARS = 65_536
 """Maximum length of a chat template that is told: it is a part of each session's first answer. The longest of known
 models have some 20,000."""
 
-PAUSED = "the server is paused: nothing is computed; `uma resume` has it go on"
+PAUSED = "the server is paused: nothing is computed; `uma resume` continues"
 """Sentence about a server whose `Health` has `paused_sec`."""
 MAX_PAUSE_SEC = 365 * 86_400.0
 """The longest that a server computes nothing by one word."""
