@@ -583,3 +583,24 @@ def check_program_in_live_view(here: Visitor) -> None:
         assert asked.result().status_code == 410
         expect(lane.locator(".lane-state")).to_have_text("ended by you")
         expect(lane.get_by_role("button")).to_have_count(0)
+
+
+def test_thinking_of_a_template_that_declares_none_is_folded_and_stays_the_api_s_text(
+    browser: Browser, tmp_path: Path
+) -> None:
+    said = "<think>\nIs it wet?\nLook out.\n</think>\n\nIt is. A <think> is a tag."
+    with saying(browser, tmp_path, said) as here:
+        page = here.visit().page
+        here.ask("Does it rain?")
+        assert here.wait_for_answer() == "It is. A <think> is a tag."
+        expect(page.locator(".thinking summary")).to_have_text("Thinking")
+        expect(page.locator(".thoughts")).to_have_text("Is it wet?\nLook out.\n")
+        body = {"messages": [{"role": "user", "content": "Does it rain?"}]}
+        answer = httpx.post(f"{here.url}/v1/chat/completions", json=body).json()
+        assert answer["choices"][0]["message"]["content"] == said
+        page.reload()
+        expect(page.locator(".thoughts")).to_have_text("Is it wet?\nLook out.\n")
+        with page.expect_request("**/ui/api/answers") as sent:
+            here.ask("And now?")
+        turns = json.loads(sent.value.post_data or "")["messages"]
+        assert (turns[1]["content"][:6], turns[1]["reasoning"][:5]) == ("It is.", "Is it")

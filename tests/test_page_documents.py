@@ -96,6 +96,30 @@ def test_the_text_of_documents_is_what_the_model_is_given(here: Visitor) -> None
     here.wait_for_answer()
 
 
+def test_a_question_that_is_edited_is_held_to_what_the_model_can_read_too(here: Visitor) -> None:
+    page = here.visit().page
+    page.locator("#model").wait_for()
+    counts: dict[str, int] = {}  # nothing, as of a model that is not loaded yet
+    page.route("**/tokenize", lambda route: route.fulfill(json=counts))
+    page.locator("#attach-file").set_input_files(files(long_txt=b"Olga"))
+    expect(page.locator("#attached")).to_contain_text("about")
+    here.ask("Who is it?")
+    here.wait_for_answer()
+    counts["count"] = 90_000
+    question = page.locator("article.user")
+    page.get_by_label("Message", exact=True).press("ArrowUp")
+    send = question.get_by_role("button", name="Send again", exact=True)
+    expect(question.locator("li.file")).to_contain_text("90,000 tokensToo long: the context window is")
+    expect(question.locator("p.fault")).to_have_text("Remove “long.txt” to send.")
+    expect(send).to_be_disabled()
+    assert violations(page) == []
+    question.get_by_label("Your question").fill("Olga " * 1_000)
+    expect(question.locator("p.file")).to_contain_text("90,000 tokensToo long")
+    page.get_by_role("button", name="Remove long.txt").click()
+    expect(question.locator("p.fault")).to_be_empty()
+    expect(send).to_be_enabled()
+
+
 def test_a_document_that_is_too_long_is_not_sent_and_none_is_attached_twice(here: Visitor) -> None:
     page = here.visit().page
     picker, attached = page.locator("#attach-file"), page.locator("#attached li")

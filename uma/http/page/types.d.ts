@@ -261,6 +261,9 @@ interface Actions {
   /** Ask again without the oldest turns, or with a summary of them. */
   outgrow(message: Message, truncation: Settings["truncation"]): void;
   branchOff(message: Message): void;
+  /** Tokens that the model can read. */
+  mostTokens(): number;
+  count(text: string): Promise<number | undefined>;
   /** Show all answers to its question, side by side. */
   compare(message: Message): void;
   isCompared(message: Message): boolean;

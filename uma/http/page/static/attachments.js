@@ -8,6 +8,10 @@ const NO_TEXT = /[\0-\x08\x0b\x0e-\x1a\x1c-\x1f\x7f\ufffd]/;
 /** Of so many bytes at the beginning the encoding is told. */
 const LOOKED_AT_BYTES = 4_096;
 const BYTES_A_TOKEN = 4;
+/** A text that is longer than this is measured, and where it was pasted it can be a file instead. */
+export const LONG_CHARS = 4_096;
+/** It is measured once nothing was typed for so long. */
+export const MEASURE_MS = 400;
 
 /** A file's text in whatever encoding it has; null where it is none. @param {ArrayBuffer} data @returns {string | null} */
 export function textOf(data) {
@@ -45,6 +49,9 @@ export function labelOf({ name, text, tokens }, most = Infinity) {
   return [icon("file"), h("span", {}, name), h("span", { class: "extent" }, extent), ...(fault ? [fault] : [])];
 }
 
+/** What a person is told of a document that the model cannot read whole. @param {Attachment | undefined} tooLong */
+export const unsendable = (tooLong) => (tooLong ? `Remove “${tooLong.name}” to send.` : "");
+
 /** Show `files` in `list`. @param {HTMLElement} list @param {Attachment[]} files @param {(file: Attachment) => void} remove @param {number} [most] As for `labelOf`. */
 export function showFiles(list, files, remove, most) {
   const items = files.map((file) => {
@@ -54,4 +61,9 @@ export function showFiles(list, files, remove, most) {
   });
   list.replaceChildren(...items);
   list.hidden = !items.length;
+}
+
+/** Have the tokens be counted of those whose are not known, then call `done` with each. @param {Attachment[]} files @param {(text: string) => Promise<number | undefined>} count @param {(file: Attachment, tokens: number | undefined) => void} done */
+export function countTokens(files, count, done) {
+  for (const file of files) if (file.text && file.tokens === undefined) void count(file.text).then((tokens) => done(file, tokens));
 }

@@ -19,7 +19,7 @@ const REST = 4;
 const NO_KEY = "invalid_api_key";
 
 export class Chat {
-  /** @param {{onChange: () => void, focus: () => void, begin: () => void, defaults: () => Settings, model: () => string | undefined, ended: () => void, suggestions: () => string[], info: () => Info | undefined, stopped: (home: Conversation) => void, over: (home: Conversation) => void, unsent: (home: Conversation, draft: Draft) => void}} does */
+  /** @param {{onChange: () => void, focus: () => void, begin: () => void, defaults: () => Settings, model: () => string | undefined, ended: () => void, suggestions: () => string[], info: () => Info | undefined, count: (text: string) => Promise<number | undefined>, stopped: (home: Conversation) => void, over: (home: Conversation) => void, unsent: (home: Conversation, draft: Draft) => void}} does */
   constructor(does) {
     this.does = does;
     /** @type {Conversation[]} */
@@ -416,6 +416,8 @@ export class Chat {
     edit: (message) => {
       if (message.parent) this.edit(this.current.messages[message.parent]);
     },
+    mostTokens: () => this.does.info()?.limits.n_ctx || Infinity,
+    count: (text) => this.does.count(text),
     begin: () => this.does.begin(),
     isOutgrown: (message) => isOutgrown(this.current, message),
     branchOff: (message) => {

@@ -1,6 +1,6 @@
 /** The box at the bottom: a message, files beside it, and the button that sends or stops. */
 
-import { labelOf, showFiles } from "./attachments.js";
+import { countTokens, labelOf, LONG_CHARS, MEASURE_MS, showFiles, unsendable } from "./attachments.js";
 import { readFile, Unreadable } from "./documents.js";
 import { announce, byId, clearToasts, copyOf, DOUBLE_CLICK_MS, h, icon, number, rebuild, toast } from "./dom.js";
 import { Drafts, joined } from "./drafts.js";
@@ -10,10 +10,6 @@ import { isPicture, pictureOf } from "./pictures.js";
 const MAX_TEXT_BYTES = 1_000_000;
 /** A document can be much more than its text. */
 const MAX_FILE_BYTES = 100_000_000;
-/** A text that is longer than this is measured, and where it was pasted it can be a file instead. */
-const LONG_CHARS = 4_096;
-/** It is measured once nothing was typed for so long. */
-const MEASURE_MS = 400;
 const MAX_INPUT_PX = 240;
 /** Files that a notice names. */
 const MAX_NAMED = 3;
@@ -219,7 +215,7 @@ export class Composer {
     this.input.style.height = `${Math.min(this.input.scrollHeight, MAX_INPUT_PX)}px`;
     this.queuer.hidden = !this.isAnswering || !this.canSend;
     this.button.disabled = !this.isAnswering && !this.canSend;
-    const words = this.tooLong ? `Remove “${this.tooLong.name}” to send.` : "";
+    const words = unsendable(this.tooLong);
     if (this.unsendable.textContent !== words) this.unsendable.textContent = words;
     if (this.input.value === this.typed.text) return;
     this.typed = { name: this.typed.name, text: this.input.value };
@@ -323,12 +319,11 @@ export class Composer {
     const [files, model] = [this.isLong ? [this.typed, ...this.files] : this.files, this.does.model()];
     if (model !== this.countedFor) for (const file of files) delete file.tokens;
     this.countedFor = model;
-    for (const file of files.filter(({ text, tokens }) => text && tokens === undefined))
-      void this.does.count(file.text).then((tokens) => {
-        if (model !== this.countedFor) return;
-        file.tokens = tokens;
-        if (file === this.typed || this.files.includes(file)) this.showFiles();
-      });
+    countTokens(files, this.does.count, (file, tokens) => {
+      if (model !== this.countedFor) return;
+      file.tokens = tokens;
+      if (file === this.typed || this.files.includes(file)) this.showFiles();
+    });
   }
 
   /** A file's text, or its picture. Throws `Unreadable`. @param {File} file @returns {Promise<{text: string, image?: string}>} */

@@ -67,6 +67,7 @@ const chat = new Chat({
   ended: () => info?.models && void connect(),
   suggestions,
   info: () => info,
+  count,
   stopped: ({ id }) => composer.giveBack(id),
   over: sendNext,
   unsent: ({ id }, draft) => composer.setQueue([[id, draft], ...composer.drafts.queued]),

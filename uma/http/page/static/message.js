@@ -1,6 +1,6 @@
 /** One message on the screen: a question with its files, or an answer with its figures, and what can be done with it. */
 
-import { labelOf, showFiles } from "./attachments.js";
+import { countTokens, labelOf, LONG_CHARS, MEASURE_MS, showFiles, unsendable } from "./attachments.js";
 import { Blocks } from "./blocks.js";
 import { ask, ApiError } from "./api.js";
 import { announce, button, copy, duration, h, iconButton, number } from "./dom.js";
@@ -113,14 +113,31 @@ function editing(article, message, actions) {
   const edit = edits.get(message) ?? { text: message.text, files: message.files ?? [] };
   edits.set(message, edit);
   input.value = edit.text;
-  input.addEventListener("input", () => (edit.text = input.value));
-  const show = () =>
-    showFiles(list, edit.files, (file) => {
-      edit.files = edit.files.filter((each) => each !== file);
-      show();
-      input.focus();
-    });
-  show();
+  const [extent, fault] = ["file", "fault"].map((name) => h("p", { class: name, role: "status" }));
+  const most = actions.mostTokens();
+  const tooLong = () => edit.files.find(({ tokens = 0 }) => tokens > most);
+  let measuring = 0;
+  const measure = () => {
+    const typed = { name: "Your text", text: !isAnswer && edit.text.length > LONG_CHARS ? edit.text : "" };
+    const show = () => {
+      showFiles(list, edit.files, remove, most);
+      extent.replaceChildren(...(typed.text ? labelOf(typed, most) : []));
+      fault.textContent = unsendable(tooLong());
+      last.disabled = Boolean(tooLong());
+    };
+    show();
+    countTokens([typed, ...edit.files], actions.count, (file, tokens) => ((file.tokens = tokens), show()));
+  };
+  const remove = (/** @type {Attachment} */ file) => {
+    edit.files = edit.files.filter((each) => each !== file);
+    measure();
+    input.focus();
+  };
+  input.addEventListener("input", () => {
+    edit.text = input.value;
+    clearTimeout(measuring);
+    measuring = window.setTimeout(measure, MEASURE_MS);
+  });
   const cancel = () => {
     edits.delete(message);
     article.replaceChildren(...before);
@@ -130,7 +147,7 @@ function editing(article, message, actions) {
     if (next instanceof HTMLElement) next.focus();
   };
   const send = () => {
-    if (!edit.text.trim() && !edit.files.length) return;
+    if ((!edit.text.trim() && !edit.files.length) || tooLong()) return;
     edits.delete(message);
     actions.resend(message, edit.text.trim(), edit.files);
   };
@@ -148,13 +165,14 @@ function editing(article, message, actions) {
   const buttons = [button("Cancel", cancel), isAnswer && button("Save", amend(false)), last];
   article.classList.add("is-edited");
   const heading = h("h2", { class: "hidden" }, isAnswer ? "Answer" : "You");
-  const editor = h("div", { class: "editor" }, heading, input, list, h("div", { class: "edit-foot" }, ...buttons));
+  const editor = h("div", { class: "editor" }, heading, input, list, extent, fault, h("div", { class: "edit-foot" }, ...buttons));
   editor.addEventListener("keydown", (event) => {
     if (event.key !== "Escape" || event.isComposing) return;
     event.preventDefault(); // it is this that ends, not the answer
     cancel();
   });
   article.replaceChildren(editor);
+  measure();
   input.addEventListener("focus", () => editor.scrollIntoView({ block: "nearest" })); // with its buttons
   return input;
 }

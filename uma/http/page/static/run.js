@@ -8,6 +8,8 @@ import { freshId } from "./tree.js";
 
 const GONE =
   "The rest of this answer is lost: the server was restarted, or this page was closed or offline for over a minute.";
+/** Thinking that the model’s chat template does not declare, so that the server tells it as the answer’s beginning; and the answer. */
+const THOUGHT = /^\s*<think>\s*([^]*?)(?:<\/think>\s*([^]*))?$/;
 /** The server keeps an answer for so long after its reader is gone; see `KEEP_SEC` in answers.py. */
 const KEPT_MS = 60_000;
 const OVERLOADED = "E_LIMIT_OVERLOADED";
@@ -55,7 +57,7 @@ export class Run {
     this.noteLoad();
     /** Called after each change. @type {() => void} */
     this.onChange = () => {};
-    this.lastEventId = "";
+    this.lastEventId = this.written = "";
     this.tries = 0;
     this.brokeOffAt = 0;
     /** @type {(nothing?: undefined) => void} */
@@ -207,12 +209,15 @@ export class Run {
     if (name === "update") {
       if (data.text || data.thinking) this.body = undefined;
       if (!this.lastEventId) {
-        this.message.text = "";
+        this.written = "";
         delete this.message.tokens;
         if (!this.message.continues) delete this.message.thinking;
       }
       this.lastEventId = id;
-      this.message.text += data.text;
+      this.written += data.text;
+      const [isThought, thought = "", text = ""] = THOUGHT.exec(this.written) ?? [];
+      this.message.text = isThought ? text : this.written;
+      if (isThought) this.message.thinking = thought;
       if (data.thinking) this.message.thinking = (this.message.thinking ?? "") + data.thinking;
       if (data.tokens) this.message.tokens = [...(this.message.tokens ?? []), ...data.tokens];
     } else if (name === "progress") {
