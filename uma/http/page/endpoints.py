@@ -218,14 +218,9 @@ class Page:
         await http.answer(b"", status=204)
 
     async def explain(self, http: Exchange) -> None:
-        """Why an answer took its time: what it went to, and the sentences of `uma explain`. With keys nothing tells of
-        the requests of others; without, the server's user is told of those on the socket, too.
-        """
+        """Why an answer took its time. Nothing tells of the requests of others, but how many there were."""
         found = await explained(self.gateway, http, http.scope["path_params"]["id"])
-        if http.account is not None:
-            found = attrs.evolve(found, beside=(), preempted_by="")
-        told = {"spent": _spent(found), "sentences": list(sentences(found)), "reason": found.reason}
-        await http.answer_json(told, headers=[NO_CACHE])
+        await http.answer_json({"lines": _lines(found), "reason": found.reason}, headers=[NO_CACHE])
 
     def _answer(self, http: Exchange) -> PageAnswer:
         return self.answers.find(http.scope["path_params"]["token"], http.account)
@@ -406,10 +401,17 @@ def _waits(request: RunningRequest, activity: Activity) -> dict[str, Any]:
     return {"waits_for": request.waits_for} | unread if request.waits_for else {}
 
 
-def _spent(found: Explained) -> list[str]:
-    """What most of a request's time went to, in the order of its life."""
+def _lines(found: Explained) -> list[str]:
+    """Where an answer's time went, a line each in the order of its life; what of its prompt was known; what helps."""
     told = [(cause, ms) for cause, ms in found.spent_ms.items() if ms >= TOLD_SHARE * found.age_ms]
-    return [f"{seconds(ms)}: {CAUSES.get(cause, cause)}" for cause, ms in told]
+    read, first = found.prompt_tokens - found.cached_tokens, found.metrics.ttft_ms
+    extent = {"read": f", {read:,} tokens", "slot": f", behind {found.started_before:,} others"}
+    return [
+        f"First word after {seconds(first)}, all of the answer after {seconds(found.age_ms)}. Of that:",
+        *(f"{seconds(ms)} {CAUSES.get(cause, cause)}{extent.get(cause, '')}" for cause, ms in told),
+        f"{found.cached_tokens:,} of its {found.prompt_tokens:,} prompt tokens were known, and not read again.",
+        *(each for each in sentences(found) if each.startswith("The most time: ")),  # others need words of engines
+    ]
 
 
 def default_sampling(info: ServerInfo) -> dict[str, float]:

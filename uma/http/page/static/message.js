@@ -401,8 +401,8 @@ function whyButton({ request, done }, foot) {
     const before = done.loading_ms ? [line(`${number(done.loading_ms / 1_000, 1)} s: the model was loaded first`)] : [];
     foot.append(list);
     try {
-      const { spent, sentences } = await ask(`why/${encodeURIComponent(request)}`);
-      list.replaceChildren(...before, ...[...spent, ...sentences].map(line));
+      const { lines } = await ask(`why/${encodeURIComponent(request)}`);
+      list.replaceChildren(...before, ...lines.map(line));
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
       list.replaceChildren(...before, line("Not known any more: the server explains its last thousand requests."));
