@@ -48,7 +48,7 @@ from uma.http.generation import HEARTBEAT_SEC
 from uma.net.quota import ClientAccount
 from uma.supervisor import open_models
 from uma.supervisor.model import STANDSTILL_SEC, LoadWait, ModelLoad
-from uma.types import Activity, Finished, LoadProgress, LoadState, QueueEntry, Request, SamplingParams, Source, Token
+from uma.types import Activity, Finished, LoadProgress, LoadState, Request, SamplingParams, Source, Token
 
 
 @pytest.fixture(scope="module")
@@ -905,7 +905,7 @@ async def test_requests_of_other_keys_that_wait_for_a_load_are_told_apart_and_no
     monkeypatch.setenv("UMA_MODELS", str(folder))
     config = RuntimeConfig(models="alpha", threads=1)
     bodies, parsing = BodyBudget.of(10**6), trio.CapacityLimiter(1)
-    waits = tuple(LoadWait(QueueEntry(id), "alpha").as_request(LoadState(0)) for id in "ab")
+    waits = tuple(LoadWait(id, "alpha").as_request(LoadState(0)) for id in "ab")
     async with open_models(config, LoadProgress()) as models:
         gateway, scope = Gateway.of(models, config), {"type": "http", "headers": []}
         http = Exchange(scope, trio.sleep_forever, trio.sleep, "id", 10**6, 10.0, parsing, bodies)  # type: ignore[arg-type]

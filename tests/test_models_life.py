@@ -33,11 +33,11 @@ from uma.http import openai
 from uma.http.problem import Problem
 from uma.models.catalog import MOST_BROKEN
 from uma.models.shelf import Shelf
-from uma.net.client import CLIENT, OWNER
+from uma.net.client import CLIENT, OWNER, QUEUED
 from uma.supervisor import LoadedModels, child, open_models
 from uma.supervisor.model import CROWDED_MS
 from uma.supervisor.models import IDLE_UNLOAD, MEASURE_SEC, RESCAN_SEC
-from uma.types import LoadProgress, QueueEntry, Request, SamplingParams, Source, Token
+from uma.types import LoadProgress, Request, SamplingParams, Source, Token
 
 
 @asynccontextmanager
@@ -589,8 +589,9 @@ async def test_lanes_and_the_answers_of_a_request_count_in_the_queue_of_a_load(
         refused = list[tuple[int, int]]()
 
         async def wait(lane: int, answers: int) -> None:
+            QUEUED.set((lane, answers))
             try:
-                async with models.using("alpha", entry=QueueEntry("a", lane, answers)):
+                async with models.using("alpha", id="a"):
                     await trio.sleep_forever()
             except Overloaded:
                 refused.append((lane, answers))

@@ -23,7 +23,6 @@ from uma.types import (
     Health,
     ListedModel,
     Models,
-    QueueEntry,
     ServerInfo,
     Source,
 )
@@ -124,9 +123,7 @@ class ModelsThere(Models):
         return self._card(name)
 
     @asynccontextmanager
-    async def using(
-        self, model: str | None, keep_sec: float | None = None, entry: QueueEntry | None = None
-    ) -> AsyncIterator[Source]:
+    async def using(self, model: str | None, keep_sec: float | None = None, id: str = "") -> AsyncIterator[Source]:
         name = self._name(model)
         session = await self._session(name)
         await self.load(name, keep_sec or None)

@@ -22,8 +22,9 @@ from uma.http.local_user import is_manager
 from uma.http.models import FOREIGN, MODEL_HEADER, ModelNames
 from uma.http.problem import Forbidden, NotFound
 from uma.models.names import with_each, without_adapter
+from uma.net.client import QUEUED
 from uma.net.quota import Excess, Lane
-from uma.types import MAX_KEEP_SEC, ListedModel, Models, QueueEntry, Source
+from uma.types import MAX_KEEP_SEC, ListedModel, Models, Source
 
 
 @asynccontextmanager
@@ -60,22 +61,22 @@ async def of_model(gateway: Gateway, http: Exchange, dialect: Dialect | None = N
                 shown = name or models.listed()[0].name
                 telling.start_soon(_tell_of_load, http, dialect, partial(models.find, shown))
             with gateway.waiting(http):
-                loading = models.using(name, kept, _entry(http, fields))
-                source = await unless_gone(http, partial(stack.enter_async_context, loading))
+                QUEUED.set(_queued(http, fields))
+                source = await unless_gone(http, partial(stack.enter_async_context, models.using(name, kept, http.id)))
             telling.cancel_scope.cancel()
         http.model = source.info.model.name
         yield gateway.to_model(source, ModelNames(asked or source.info.model.name, takes_any=True))
 
 
-def _entry(http: Exchange, fields: Mapping[str, Any]) -> QueueEntry:
-    """A request in the queue of its load, by those of its fields that count there, which are checked later."""
+def _queued(http: Exchange, fields: Mapping[str, Any]) -> tuple[int, int]:
+    """See `QUEUED`; the fields are checked later."""
     named = next((each for each in get_args(Lane) if each == fields.get("priority")), None)
     wanted = lane(named, http)
     if http.account is not None:
         allowed = http.account.lane(wanted, has_priority=http.has_priority)
         wanted = 0 if isinstance(allowed, Excess) else allowed
     answers = [each for each in (fields.get("n"), fields.get("best_of")) if isinstance(each, int)]
-    return QueueEntry(http.id, wanted, max([1, *answers]))
+    return wanted, max([1, *answers])
 
 
 async def _tell_of_load(http: Exchange, dialect: Dialect, look: Callable[[], ListedModel]) -> None:

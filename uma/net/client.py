@@ -20,6 +20,8 @@ TRACEPARENT_MEMBER = "traceparent"
 """What has the same in a request's metadata."""
 USER: ContextVar[int | None] = ContextVar("USER", default=None)
 """The user id of the process at the other end of a Unix socket; None: it has come otherwise, or is not told."""
+QUEUED: ContextVar[tuple[int, int]] = ContextVar("QUEUED", default=(0, 1))
+"""Lane of a task's request and the answers that are drawn for it, as the queue of a load counts them."""
 MAX_PROGRAM_CHARS = 40
 """Maximum length of a program's or user's name: what a client says of itself is shown to others."""
 

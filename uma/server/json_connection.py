@@ -18,7 +18,7 @@ from uma.engine.intake.overload import full_queue_retry_ms
 from uma.errors import BadRequest, Overloaded, UmaError, VersionMismatch
 from uma.models.names import adapter_in
 from uma.net.arrivals import arrivals
-from uma.net.client import asker
+from uma.net.client import QUEUED, asker
 from uma.net.inline import MAX_POSITIONS, is_quick
 from uma.net.metering import metered, metered_whole
 from uma.protocol.codec import MAX_INLINE_FIGURES, encode_event, written_embeddings
@@ -61,7 +61,6 @@ from uma.types import (
     Finished,
     ListedModel,
     LoadState,
-    QueueEntry,
     Request,
     ServerInfo,
     Source,
@@ -269,14 +268,14 @@ class JsonConnection(Connection):
             telling.cancel()
 
     @asynccontextmanager
-    async def _loaded(self, model: str | None, entry: QueueEntry) -> AsyncIterator[Source]:
+    async def _loaded(self, model: str | None, id: str) -> AsyncIterator[Source]:
         """A block with what answers a request: where the server has several models that one, which stays loaded."""
         if self.models is None:
             yield self.engine
             return
         async with AsyncExitStack() as stack:
-            with self._telling_of_load(model, entry.id):
-                source = await stack.enter_async_context(self.models.using(model, entry=entry))
+            with self._telling_of_load(model, id):
+                source = await stack.enter_async_context(self.models.using(model, id=id))
             yield source
 
     def _start(self, message: Generate) -> None:
@@ -323,9 +322,10 @@ class JsonConnection(Connection):
     async def _answer_whole(self, query: WholeQuery, work: SessionWork) -> None:
         """Embed, rank or decide. The engine bounds what waits for it."""
         self.speak_for(query.sender)
+        QUEUED.set((query.request.priority, 1))
         try:
             with work.scope:
-                async with self._loaded(query.request.model, QueueEntry.of(query.request)) as source:
+                async with self._loaded(query.request.model, query.request.id) as source:
                     data = await self._compute(query, source)
                 self.link.post(data)
                 if self.link.is_full:
@@ -354,6 +354,7 @@ class JsonConnection(Connection):
 
     async def _generate(self, request: Request, work: SessionWork, sender: Sender | None) -> None:
         self.speak_for(sender)
+        QUEUED.set((request.priority, request.sampling.drawn_answers))
         id, entered = request.id, self._entered(request)
         del request  # its files are large, and once it is admitted nobody needs them
         try:
@@ -379,7 +380,7 @@ class JsonConnection(Connection):
         """`generate` of the request's model with the files that it names, and of several models its name. Counts those
         that are still being admitted: not those that wait for their model.
         """
-        async with self._loaded(request.model, QueueEntry.of(request)) as source, AsyncExitStack() as stack:
+        async with self._loaded(request.model, request.id) as source, AsyncExitStack() as stack:
             self._starting += self.models is not None
             try:
                 async with self.server.files.read(request, self._user) as whole:
@@ -466,7 +467,7 @@ class JsonConnection(Connection):
             return await self._ask_models(query)
         request = self.check_model(self._of_session(query.request))
         async with (
-            self._loaded(request.model, QueueEntry.of(request)) as source,
+            self._loaded(request.model, request.id) as source,
             self.server.files.read(request, self._user) as whole,
         ):
             return await source.tokenize(whole, pieces=query.pieces)

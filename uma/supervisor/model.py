@@ -16,7 +16,7 @@ from uma.client import Client
 from uma.errors import InternalError, ModelUnusable, UmaError, UnknownModel
 from uma.models.catalog import ModelFile
 from uma.models.names import with_adapter
-from uma.net.client import CLIENT, ORIGIN, OWNER, asker
+from uma.net.client import CLIENT, ORIGIN, OWNER, QUEUED, asker
 from uma.net.file_watch import FileState, state_of
 from uma.supervisor.backoff import Failures
 from uma.supervisor.estimate import rough_bytes
@@ -34,7 +34,6 @@ from uma.types import (
     LoadState,
     MemoryPlan,
     ModelState,
-    QueueEntry,
     Ranking,
     Request,
     RequestMetrics,
@@ -67,8 +66,8 @@ class ModelLoader(Protocol):
     def ask_for(self, model: ServedModel) -> ModelLoad:
         """The load of a model that is not loaded; it begins once those before it have ended."""
 
-    def check_queue(self, model: ServedModel, lane: int) -> None:
-        """Raise `Overloaded` where a request of this lane finds the queue of its load full, as once it is loaded."""
+    def check_queue(self, model: ServedModel) -> None:
+        """Raise `Overloaded` where a request finds the queue of its load full, as it would once it is loaded."""
 
     def succeed(self, model: ServedModel) -> ServedModel:
         """The model in the place of one whose file is another by now, while requests still run with the old."""
@@ -104,28 +103,29 @@ class ModelLoad:
 
 @attrs.define(eq=False)
 class LoadWait:
-    """A request that waits until its model is loaded, or what else does, without an entry."""
+    """A request that waits until its model is loaded, or what else does, without an id."""
 
-    entry: QueueEntry | None
+    id: str
     model: str
     owner: Hashable = attrs.field(factory=OWNER.get)
     origin: str = attrs.field(factory=ORIGIN.get)
     client: Hashable = attrs.field(factory=CLIENT.get)
+    queued: tuple[int, int] = attrs.field(factory=QUEUED.get)
+    """See `QUEUED`."""
     began: float = attrs.field(factory=trio.current_time)
 
     def as_request(self, load: LoadState) -> RunningRequest:
         """The request as lists have it."""
         ms = round(1000 * (trio.current_time() - self.began), 3)
-        assert self.entry is not None
-        told = RunningRequest(self.entry.id, self.entry.lane, 0, 0, 0, 0, ms, waits_for="loading", behind=load.words)
+        told = RunningRequest(self.id, self.queued[0], 0, 0, 0, 0, ms, waits_for="loading", behind=load.words)
         return attrs.evolve(told, origin=self.origin, model=self.model)
 
     def explained(self, load: LoadState) -> Explained:
         """Where its time went until now."""
-        now, figures = self.as_request(load), RequestMetrics(0, 0, 0, 0, 0, 0, 0)
+        now, figures, lane = self.as_request(load), RequestMetrics(0, 0, 0, 0, 0, 0, 0), self.queued[0]
         came_at, spent_ms = round(time.time() - now.age_ms / 1000, 3), {"loading": now.age_ms}
         return Explained(
-            now.id, now.priority, self.origin, came_at, now.age_ms, spent_ms, 0, 0, 0, CacheUse(), figures, now=now
+            self.id, lane, self.origin, came_at, now.age_ms, spent_ms, 0, 0, 0, CacheUse(), figures, now=now
         )
 
 
@@ -194,17 +194,15 @@ class ServedModel:
     """Cancelled, the process leaves, in order."""
 
     @asynccontextmanager
-    async def in_use(
-        self, keep_sec: float | None = None, entry: QueueEntry | None = None
-    ) -> AsyncIterator[LoadedModel]:
+    async def in_use(self, keep_sec: float | None = None, id: str = "") -> AsyncIterator[LoadedModel]:
         """A block in which it is loaded, and stays so; see `Models.using`. Raises `InternalError` where that is not
         possible, or where its process ends meanwhile, and `UnknownModel` where its file is gone.
         """
         began = trio.current_time()
-        client = await self._loaded(entry)
+        client = await self._loaded(id)
         if client is None:
             assert self.successor is not None
-            async with self.successor.in_use(keep_sec, entry) as held:
+            async with self.successor.in_use(keep_sec, id) as held:
                 yield held
             return
         waited_ms = 1000 * (trio.current_time() - began)
@@ -218,11 +216,11 @@ class ServedModel:
             self._end_if_idle()
             self.loader.changed()
 
-    async def _loaded(self, entry: QueueEntry | None) -> Client | None:
+    async def _loaded(self, id: str) -> Client | None:
         """The session with its process, once it is loaded; None where another has its place."""
-        if entry and self.client is None:  # else the queue of its process is the one that counts
-            self.loader.check_queue(self, entry.lane)
-        wait = LoadWait(entry, self.file.name)
+        if id and self.client is None:  # else the queue of its process is the one that counts
+            self.loader.check_queue(self)
+        wait = LoadWait(id, self.file.name)
         self.waits.append(wait)
         try:
             while self.successor is None:

@@ -42,7 +42,7 @@ from uma.llama.context import ROUNDED_TOKENS
 from uma.metrics import EngineMetrics, kind_of, summed
 from uma.models.catalog import ModelFile
 from uma.models.shelf import Shelf
-from uma.net.client import CLIENT, OWNER, asker
+from uma.net.client import CLIENT, OWNER, QUEUED, asker
 from uma.net.file_watch import state_of
 from uma.net.logfmt import log
 from uma.supervisor.backoff import Failures
@@ -64,7 +64,6 @@ from uma.types import (
     LoadState,
     ModelInfo,
     Models,
-    QueueEntry,
     ServerInfo,
     Source,
 )
@@ -219,11 +218,9 @@ class LoadedModels(Models):
         return self._card_of(found)
 
     @asynccontextmanager
-    async def using(
-        self, model: str | None, keep_sec: float | None = None, entry: QueueEntry | None = None
-    ) -> AsyncIterator[Source]:
+    async def using(self, model: str | None, keep_sec: float | None = None, id: str = "") -> AsyncIterator[Source]:
         found = await self._find(model)
-        async with found.in_use(keep_sec, entry) as held:
+        async with found.in_use(keep_sec, id) as held:
             yield held
 
     def loaded(self, model: str | None) -> Source | None:
@@ -362,7 +359,7 @@ class LoadedModels(Models):
             (wait, self._listed(model.file).load)
             for model in self._every
             for wait in model.waits
-            if wait.entry and id in ("", wait.entry.id)
+            if wait.id and id in ("", wait.id)
         ]
 
     async def explain(self, id: str = "") -> Explained:
@@ -508,15 +505,13 @@ class LoadedModels(Models):
         grows = {name: value for name, value in counted.items() if kind_of(name) in ("counter", "histogram")}
         self._counted[model.file.name] = grows
 
-    def check_queue(self, model: ServedModel, lane: int) -> None:
+    def check_queue(self, model: ServedModel) -> None:
         """See `model.ModelLoader`; as `engine.intake.gate.Gate` does."""
-        waits, config = [wait for wait in model.waits if wait.entry], self._config_of(model.file)
+        waits, config, (lane, _) = [wait for wait in model.waits if wait.id], self._config_of(model.file), QUEUED.get()
         at_once = config.max_sequences or self._card_of(model).limits.max_sequences
         # More answers than run at once are refused later.
-        waiting, ahead = (
-            sum(min(wait.entry.answers, at_once) for wait in waits if wait.entry and wait.entry.lane >= least) - at_once
-            for least in (-1, lane)
-        )
+        queued = [(own, min(answers, at_once)) for own, answers in (wait.queued for wait in waits)]
+        waiting, ahead = (sum(answers for own, answers in queued if own >= least) - at_once for least in (-1, lane))
         is_first = not any(wait.client == CLIENT.get() for wait in waits)
         if is_full(lane, waiting, ahead, config.max_queue, is_first=is_first):
             raise Overloaded(

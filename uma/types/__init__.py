@@ -101,7 +101,7 @@ from uma.types.server import (
     ServerInfo,
     listed_name,
 )
-from uma.types.source import MAX_KEEP_SEC, Download, EventStream, Models, QueueEntry, Source
+from uma.types.source import MAX_KEEP_SEC, Download, EventStream, Models, Source
 from uma.types.thinking import EFFORT_NAMES, EFFORTS, NO_EFFORT, THINKING_BUDGET, THINKING_SWITCHES
 
 __all__ = [
@@ -174,7 +174,6 @@ __all__ = [
     "Penalty",
     "Priority",
     "Prompt",
-    "QueueEntry",
     "Ranked",
     "Ranking",
     "ReasoningDelta",

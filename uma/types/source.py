@@ -7,8 +7,6 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol, runtime_checkable
 
-import attrs
-
 from uma.errors import UnknownModel
 from uma.types.decision import DecisionRequest, Decisions
 from uma.types.embedding import Embeddings, EmbedRequest, Ranking, RerankRequest
@@ -134,21 +132,6 @@ class Download(Protocol):
         """Have `run` end as soon as the network lets it; the next download goes on where it was."""
 
 
-@attrs.frozen
-class QueueEntry:
-    """A request as the queue of a model has it that is not loaded yet."""
-
-    id: str
-    lane: int = 0
-    answers: int = 1
-    """Answers that are drawn for it, a sequence each."""
-
-    @classmethod
-    def of(cls, request: Request | EmbedRequest | RerankRequest | DecisionRequest) -> QueueEntry:
-        answers = request.sampling.drawn_answers if isinstance(request, Request) else 1
-        return cls(request.id, request.priority, answers)
-
-
 class Models(Source):
     """Several models by their names, as a source that asks the one which a request names. A name is taken as far as it
     is needed; None is the default model's. `UnknownModel` is raised for one that is not here.
@@ -168,10 +151,10 @@ class Models(Source):
 
     @abstractmethod
     def using(
-        self, model: str | None, keep_sec: float | None = None, entry: QueueEntry | None = None
+        self, model: str | None, keep_sec: float | None = None, id: str = ""
     ) -> AbstractAsyncContextManager[Source]:
         """A block in which a model is loaded. Entering it waits for that, and raises why it cannot be loaded. The
-        request of this `entry` is told of meanwhile.
+        request with this `id` is told of meanwhile.
 
         `keep_sec` is how long it stays from then on without a request (Ollama's `keep_alive`): 0: it leaves with its
         last one, also where that fails or is cancelled; infinite: as if pinned. None: as it was said last, at first as
@@ -184,26 +167,26 @@ class Models(Source):
 
     @asynccontextmanager
     async def generate(self, request: Request) -> AsyncIterator[EventStream]:
-        async with self.using(request.model, entry=QueueEntry.of(request)) as source:
+        async with self.using(request.model, id=request.id) as source:
             entering = source.generate(request)
             del request  # with its files
             async with entering as stream:
                 yield stream
 
     async def embed(self, request: EmbedRequest) -> Embeddings:
-        async with self.using(request.model, entry=QueueEntry.of(request)) as source:
+        async with self.using(request.model, id=request.id) as source:
             return await source.embed(request)
 
     async def rerank(self, request: RerankRequest) -> Ranking:
-        async with self.using(request.model, entry=QueueEntry.of(request)) as source:
+        async with self.using(request.model, id=request.id) as source:
             return await source.rerank(request)
 
     async def decide(self, request: DecisionRequest) -> Decisions:
-        async with self.using(request.model, entry=QueueEntry.of(request)) as source:
+        async with self.using(request.model, id=request.id) as source:
             return await source.decide(request)
 
     async def tokenize(self, request: Request, *, pieces: bool = False) -> Tokenized:
-        async with self.using(request.model, entry=QueueEntry.of(request)) as source:
+        async with self.using(request.model, id=request.id) as source:
             return await source.tokenize(request, pieces=pieces)
 
     @abstractmethod
