@@ -13,8 +13,7 @@ const MAX_TAGS = 100_000;
 /** An archive is unpacked in parts of so many bytes, each of which can become a thousand times as large. */
 const PART_BYTES = 16_384;
 /** Tags that begin a line, in a page. */
-const LINES =
-  /<\/?(?:address|article|aside|blockquote|br|dd|div|dl|dt|figcaption|figure|footer|form|h[1-6]|header|hr|li|main|nav|ol|p|pre|section|table|tr|ul)\b/gi;
+const LINES = /<\/?(?:address|article|aside|blockquote|br|dd|div|dl|dt|figcaption|figure|footer|form|h[1-6]|header|hr|li|main|nav|ol|p|pre|section|table|tr|ul)\b/gi;
 /** What a Word file's text is made of: a piece of it, a tab, or the end of a line, of a table's cell, of a paragraph. */
 const PIECES = /<w:t(?: [^<>]*)?>([^<]*)<\/w:t>|<w:(tab)\/>|<w:(?:br|cr)\b[^<>]*>|<\/w:p>\s*(<\/w:tc>)?|<\/w:tr>/g;
 /** @type {Record<string, string>} */

@@ -59,8 +59,7 @@ export class HistoryPanel {
         h("h3", {}, title),
         h("pre", { tabindex: 0, role: "region", "aria-label": `${title} of ${name}`, dir: "auto" }, words),
       ];
-      const parted =
-        parting && `The first ${number(parting.common)} tokens are those of request ${before?.number}; then, in ${parting.places[1]}, “${parting.tokens[1]}” is in place of “${parting.tokens[0]}”.`;
+      const parted = parting && `The first ${number(parting.common)} tokens are those of request ${before?.number}; then, in ${parting.places[1]}, “${parting.tokens[1]}” is in place of “${parting.tokens[0]}”.`;
       into.append(parted ? h("p", {}, parted) : "", ...text("Prompt", prompt), ...text("Answer", answer));
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;

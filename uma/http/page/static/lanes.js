@@ -11,8 +11,8 @@ const COLUMNS = 30_000 / INTERVAL_MS;
 const NEW_MS = 1_000;
 /** Rows of so many requests that have ended stay, if no others are looked at. */
 const MAX_ENDED = 5;
-/** Rows of requests that have ended go after this time: below all others, where nothing moves, and between them. */
-const LINGER_MS = { below: 8_000, between: 60_000 };
+/** Rows of requests that have ended go after this time: what stands below them moves. */
+const LINGER_MS = 20_000;
 /** Of those without a slot so many are shown: the next to begin, and one's own. */
 const MAX_WAITING = 5;
 const GONE = 404;
@@ -250,17 +250,11 @@ export class Lanes {
     this.list.classList.toggle("is-several", frame.models.length > 0);
     for (const lane of this.rows) if (!lane.endedAt && !scene.all.has(lane.request.id)) lane.end(frame.at_ms);
     const shown = this.shownOf(scene);
-    shown.sort((one, other) => other.age_ms - one.age_ms);
-    shown.reduce((/** @type {Lane | undefined} */ before, request) => {
-      const lane = this.laneOf(request, before);
-      lane.take(request, this.column, scene);
-      return lane;
-    }, undefined);
-    const isDue = (/** @type {Lane} */ { endedAt, isHeld }, /** @type {number} */ ms) => endedAt && !isHeld && frame.at_ms - endedAt > ms;
-    const last = this.rows.findLastIndex((lane) => !isDue(lane, LINGER_MS.below));
+    /** @type {Lane | undefined} */
+    let before;
+    for (const request of shown.sort((one, other) => other.age_ms - one.age_ms)) (before = this.laneOf(request, before)).take(request, this.column, scene);
     const ended = this.rows.filter(({ endedAt, isHeld }) => endedAt && !isHeld).sort((one, other) => one.endedAt - other.endedAt);
-    const due = this.rows.filter((lane, at) => isDue(lane, LINGER_MS[at > last ? "below" : "between"]));
-    const over = new Set([...due, ...ended.slice(0, -MAX_ENDED)]);
+    const over = new Set(ended.filter(({ endedAt }, at) => frame.at_ms - endedAt > LINGER_MS || at < ended.length - MAX_ENDED));
     for (const { element } of over) element.remove();
     this.rows = this.rows.filter((lane) => !over.has(lane));
     this.paint();

@@ -21,8 +21,8 @@ export class Library {
 
   /** Never throws: what cannot be had is gone without. A script that is no module leaves its global name. */
   async load() {
-    const [name, kind] = this.name.split(".");
-    this.own = kind === "js" ? await globalOf(name) : await import(addressOf(this.name)).then((found) => found.default, () => undefined);
+    const module = () => import(addressOf(this.name)).then((found) => found.default, () => undefined);
+    this.own = await (this.name.endsWith(".js") ? globalOf(this.name.slice(0, -3)) : module());
     this.isTried = true;
   }
 }

@@ -1,8 +1,7 @@
 /** The last words of a text that grows, as they will be: half of a link, of bold or of code would be seen as its marks. */
 
 /** Where no mark of Markdown counts: formulas, escaped signs, code and links; where one is not closed, in all that follows. */
-const OPAQUE =
-  /\\\((?:[^]*?\\\)|[^]*)|\\\[(?:[^]*?\\\]|[^]*)|\$\$(?:[^]*?\$\$|[^]*)|\\[^]|(`+)(?!`)(?:[^]*?[^`]\1(?!`)|[^]*)|!?\[[^[\]]*\]\([^()\s]*(?:\([^()\s]*\)[^()\s]*)*(?:\s(?:"[^"]*"|'[^']*'))?\)/g;
+const OPAQUE = /\\\((?:[^]*?\\\)|[^]*)|\\\[(?:[^]*?\\\]|[^]*)|\$\$(?:[^]*?\$\$|[^]*)|\\[^]|(`+)(?!`)(?:[^]*?[^`]\1(?!`)|[^]*)|!?\[[^[\]]*\]\([^()\s]*(?:\([^()\s]*\)[^()\s]*)*(?:\s(?:"[^"]*"|'[^']*'))?\)/g;
 const LINK = /(?<![\w\])])!?\[(?!\^[^\]]+\]$)([^[\]]*)(?:\](?:\([^()\s]*(?:\([^()\s]*\)[^()\s]*)*(?:\([^()\s]*)?(?:\s["']?[^)]*)?)?)?$/;
 const UNPAIRED = /<(sub|sup|kbd|b|i|u|s|em|strong|mark|small|del|ins)>[^<]*$/i;
 /** So few signs in brackets can be a task’s, or a footnote’s. */

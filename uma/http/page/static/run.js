@@ -6,8 +6,7 @@ import { freshId } from "./tree.js";
 
 /** @typedef {import("./turns.js").Turns} Turns */
 
-const GONE =
-  "The rest of this answer is lost: the server was restarted, or this page was closed or offline for over a minute.";
+const GONE = "The rest of this answer is lost: the server was restarted, or this page was closed or offline for over a minute.";
 /** Thinking that the model’s chat template does not declare, so that the server tells it as the answer’s beginning; and the answer. */
 const THOUGHT = /^\s*<think>\s*([^]*?)(?:<\/think>\s*([^]*))?$/;
 /** The server keeps an answer for so long after its reader is gone; see `KEEP_SEC` in answers.py. */

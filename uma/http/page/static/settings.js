@@ -65,8 +65,7 @@ export function readSettings(raw, info, dropped = new Set()) {
   if (typeof system !== "string") dropped.add("system prompt");
   if (!LANES.includes(priority)) dropped.add("priority");
   const found = Object.entries(isRecord(sampling) ? sampling : {}).filter(([name, value]) => {
-    const isKept =
-      name === "stop" ? isStop(value) : name === "json_schema" ? isRecord(value) : isInRange(name, value, info);
+    const isKept = name === "stop" ? isStop(value) : name === "json_schema" ? isRecord(value) : isInRange(name, value, info);
     if (!isKept) dropped.add(name);
     return isKept;
   });
@@ -156,9 +155,8 @@ export function fillSettings(settings, info, onChange, preset = "", before = und
   stops(draft, changed);
   schema(draft, changed);
   byId("schema-field", HTMLElement).hidden = !info?.capabilities.grammars?.includes("json_schema");
-  const { system: _system, reasoning: _reasoning, ...more } = draft;
-  const folded = Object.entries(draft.sampling).filter(([name]) => !FIRST.includes(name));
-  if (summary({ ...more, system: "", sampling: Object.fromEntries(folded) })) byId("more-settings", HTMLDetailsElement).open = true;
+  const folded = Object.fromEntries(Object.entries(draft.sampling).filter(([name]) => !FIRST.includes(name)));
+  if (summary({ ...draft, system: "", reasoning: "auto", sampling: folded })) byId("more-settings", HTMLElement).setAttribute("open", "");
 }
 
 /** Each field of the sheet, by what it is called. @returns {Map<string, HTMLElement>} */
@@ -173,8 +171,7 @@ export function showSettings(label = "") {
   const dialog = byId("settings", HTMLDialogElement);
   if (!dialog.open) dialog.showModal();
   const field = fieldsOf().get(label);
-  const more = field?.closest("details");
-  if (more) more.open = true;
+  field?.closest("details")?.setAttribute("open", "");
   const input = field?.querySelector("input:checked, input[type=number], input[type=text], textarea, button");
   if (input instanceof HTMLElement) input.focus();
   field?.scrollIntoView({ block: "center" });
@@ -288,9 +285,7 @@ function numberField(field, draft, info, changed) {
   const check = () => {
     const { valid } = input.validity;
     input.setAttribute("aria-invalid", String(!valid));
-    fault.textContent = valid
-      ? ""
-      : `Not set: it must be a ${field.isWhole ? "whole " : ""}number from ${minimum.toLocaleString("en")} to ${maximum.toLocaleString("en")}.`;
+    fault.textContent = valid ? "" : `Not set: it must be a ${field.isWhole ? "whole " : ""}number from ${minimum.toLocaleString("en")} to ${maximum.toLocaleString("en")}.`;
   };
   const home = /** @type {Record<string, any>} */ (field.name === "answers" ? draft : draft.sampling);
   input.value = String(home[field.name] ?? "");
