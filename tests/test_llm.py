@@ -26,7 +26,7 @@ import uma
 from harness import PATIENCE_SEC, run_to_end
 from models import write_model
 from uma import LLM, DecisionQuestion, Engine, Grammar, Message, RuntimeConfig, SamplingParams, connect, open_engine
-from uma.errors import BadRequest, ConfigError, ModelError, PromptTooLarge, UmaError
+from uma.errors import BadRequest, ConfigError, ModelError, PromptTooLarge, UmaError, WrongValues
 from uma.llm import Completion
 from uma.llm.arguments import messages_of, tool_of
 from uma.types import DEFAULT_MAX_TOKENS, Tool, ToolCallDelta
@@ -104,7 +104,7 @@ def test_a_bad_prompt_costs_the_others_nothing(llm: LLM) -> None:
         outs = llm.generate(["good", "x" * 5_000, "\ud800", "also good"], params())
     assert len(warned) == 1
     assert warned[0].filename == __file__
-    assert [type(out.error) for out in outs] == [type(None), PromptTooLarge, BadRequest, type(None)]
+    assert [type(out.error) for out in outs] == [type(None), PromptTooLarge, WrongValues, type(None)]
     assert [out.outputs[0].finish_reason for out in outs] == ["length", "error", "error", "length"]
     assert "prompt" in str(outs[2].error)
     assert [len(out.outputs[0].token_ids) for out in outs] == [8, 0, 0, 8]
@@ -497,7 +497,7 @@ def test_a_bad_conversation_costs_the_others_nothing(llm: LLM) -> None:
     ]
     with pytest.warns(UserWarning, match="9 of 11 prompts failed"):
         outs = llm.chat(bad, params())
-    assert [type(out.error) for out in outs] == [type(None), *[BadRequest] * 9, type(None)]
+    assert [type(out.error) for out in outs] == [type(None), *[WrongValues] * 9, type(None)]
     assert outs[0].outputs == outs[-1].outputs
     assert "nothing is fetched here" in str(outs[5].error)
     assert max(len(repr(out)) for out in outs) < 1_000

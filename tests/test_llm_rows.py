@@ -13,7 +13,7 @@ import pytest
 
 from harness import Serve, ServerProcess, until
 from uma import LLM, Grammar, Message, Request, SamplingParams
-from uma.errors import BadRequest, ConfigError, ConnectionLost, ModelError, PromptTooLarge, UnknownModel
+from uma.errors import BadRequest, ConfigError, ConnectionLost, ModelError, PromptTooLarge, UnknownModel, WrongValues
 from uma.jobs import JobChanged
 
 SETTINGS: dict[str, Any] = {"n_ctx": 4_096, "threads": 1, "n_gpu_layers": 0, "max_sequences": 4}
@@ -68,7 +68,7 @@ def test_a_row_may_be_a_conversation_and_a_bad_one_costs_the_others_nothing(llm:
     talk = [{"role": "user", "content": "Hi"}]
     rows: list[Any] = ["Once", talk, "x" * 20_000, [{"role": "user"}], [Message("user", "Hi")]]
     outs = list(llm.imap(rows, SHORT))
-    assert [type(out.error) for out in outs] == [type(None), type(None), PromptTooLarge, BadRequest, type(None)]
+    assert [type(out.error) for out in outs] == [type(None), type(None), PromptTooLarge, WrongValues, type(None)]
     assert outs[1].outputs[0].text == outs[4].outputs[0].text == llm.chat(talk, SHORT)[0].outputs[0].text
 
 

@@ -11,12 +11,12 @@ A client raises the very class the server raised: `from_code` finds it.
     ├── ConnectionLost         the session's connection
     ├── TimedOut               also a TimeoutError
     ├── what a program passes
-    │   ├── WrongValues        also a ValueError
     │   ├── WrongKind          also a TypeError
     │   └── WrongPlace         also a ValueError and a RuntimeError
     ├── what a client sent
     │   ├── FrameTooLarge, InvalidJson, VersionMismatch, Busy
     │   ├── BadRequest
+    │   │   └── WrongValues    what a program passes, also a ValueError
     │   └── TemplateError      messages that a chat template refuses, or a broken template
     ├── limits
     │   ├── PromptTooLarge, TooManySessions, IdleTimeout
@@ -79,14 +79,6 @@ class ModelError(UmaError):
     code = "E_MODEL"
 
 
-class WrongValues(UmaError, ValueError):
-    """Fields of a class that people construct by hand are wrong, or an argument's value is. To a peer it is a
-    `BadRequest`: both have one code.
-    """
-
-    code = "E_PROTO_BAD_REQUEST"
-
-
 class WrongKind(UmaError, TypeError):
     """An argument is of another kind, or a keyword is unknown. To a peer it is a `BadRequest`: both have one code."""
 
@@ -134,10 +126,11 @@ class BadRequest(UmaError):
 
     code = "E_PROTO_BAD_REQUEST"
 
-    @classmethod
-    def of(cls, error: ValueError) -> Self:
-        """What is wrong with an object that a request is made of."""
-        return cls(*(error.lines if isinstance(error, UmaError) else (str(error),)))
+
+class WrongValues(BadRequest, ValueError):
+    """Fields of a class that people construct by hand are wrong, or an argument's value is. To a peer it is a
+    `BadRequest`: both have one code.
+    """
 
 
 class UnknownModel(BadRequest, ModelError):
@@ -299,11 +292,9 @@ def from_code(
 
 @contextmanager
 def errors_renamed(names: Mapping[str, str]) -> Iterator[None]:
-    """A block whose errors have these names for fields; what is wrong with an object's fields is `BadRequest` then."""
+    """A block whose errors have these names for fields."""
     try:
         yield
-    except ValueError as error:
-        raise BadRequest(*renamed(BadRequest.of(error).lines, names)) from None
     except UmaError as error:
         error.retell(renamed(error.lines, names))
         raise

@@ -21,7 +21,6 @@ from uma.cli.terminal import TextOutput
 from uma.cli.trio_run import Interrupts, run
 from uma.config import Loaded
 from uma.errors import BadRequest, ConfigError, DecodeFailed, FrameTooLarge, PromptTooLarge, TemplateError
-from uma.llm.arguments import make_request
 from uma.types import Decision, DecisionQuestion, DecisionRequest, Message, Priority
 
 LEAST_MASS = 0.01
@@ -92,10 +91,9 @@ async def _decide_all(options: argparse.Namespace, loaded: Loaded, texts: list[s
 
 def _request(options: argparse.Namespace, number: int, text: str, model: str | None) -> DecisionRequest:
     """The questions about a text. Raises `BadRequest`."""
-    return make_request(
-        DecisionRequest,
+    return DecisionRequest(
         id=f"decide-{os.getpid()}-{number}",
-        messages=[make_request(Message, role="user", content=text)],
+        messages=[Message("user", text)],
         questions=options.questions,
         priority=Priority[options.priority.upper()].value,
         reproducible=options.reproducible,

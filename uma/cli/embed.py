@@ -120,7 +120,7 @@ async def _embed_all(options: argparse.Namespace, loaded: Loaded, texts: list[st
 async def _embed(opened: Opened, options: argparse.Namespace, batch: list[str], first: int) -> Embeddings:
     """The embeddings of a batch, whose first text has this number.
 
-    Raises what `Source.embed` does, with the text's number, and `ConfigError` for what is no text.
+    Raises what `Source.embed` does, with the text's number.
     """
     try:
         request = EmbedRequest(
@@ -132,9 +132,6 @@ async def _embed(opened: Opened, options: argparse.Namespace, batch: list[str], 
             priority=Priority[options.priority.upper()].value,
             model=opened.model,
         )
-    except ValueError as error:
-        raise ConfigError(_numbered(str(error), first)) from None
-    try:
         return await opened.source.embed(request)
     except (BadRequest, PromptTooLarge) as error:
         raise type(error)(_numbered(error.message, first)) from None

@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 import attrs
 
 from uma.constraints import Length, Range, Text, show
-from uma.errors import BadRequest
+from uma.errors import BadRequest, WrongValues
 from uma.http import abilities
 from uma.http.content import text_of
 from uma.http.exchange import Exchange
@@ -72,8 +72,8 @@ def made(cls: Callable[..., T], path: str, names: Mapping[str, str], *args: Any)
     """A part of the request, of what the body has at `path`, its fields by these names. Raises `BadRequest`."""
     try:
         return cls(*args)
-    except ValueError as error:
-        raise BadRequest(*below(path, renamed(BadRequest.of(error).lines, names))) from None
+    except WrongValues as error:
+        raise BadRequest(*below(path, renamed(error.lines, names))) from None
 
 
 def one_of(question: Any, kinds: Mapping[str, T], path: str) -> T:

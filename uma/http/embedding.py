@@ -145,19 +145,16 @@ def _request(http: Exchange, reader: Reader, ask: EmbedAsk) -> EmbedRequest:
     if texts and token_ids:
         raise BadRequest.at(ask.field, "some are strings and some token ids; send each kind in a request of its own")
     abilities.embeddings(reader.able)
-    try:
-        return EmbedRequest(
-            http.id,
-            texts=texts or None,
-            token_ids=token_ids or None,
-            dimensions=ask.dimensions,
-            normalize=ask.normalizes,
-            fail_on_empty=bool(ask.fail_on_empty),
-            priority=lane_alone(ask.priority, http),
-            model=reader.adapted_model,
-        )
-    except ValueError as error:
-        raise BadRequest.of(error) from None
+    return EmbedRequest(
+        http.id,
+        texts=texts or None,
+        token_ids=token_ids or None,
+        dimensions=ask.dimensions,
+        normalize=ask.normalizes,
+        fail_on_empty=bool(ask.fail_on_empty),
+        priority=lane_alone(ask.priority, http),
+        model=reader.adapted_model,
+    )
 
 
 def warnings_of(found: Embeddings) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 from uma import json_bytes
 from uma.constraints import show
 from uma.contracts.versions import CONTRACT_VERSIONS, PROTOCOL_HEADER, SERVER_HEADER
-from uma.errors import BadRequest, InvalidJson, UmaError, WrongValues
+from uma.errors import BadRequest, InvalidJson, UmaError
 from uma.http.body_budget import BodyBudget
 from uma.http.dialect import JSON, Dialect, dumps
 from uma.http.ignored import Ignored, header_value
@@ -250,7 +250,7 @@ class Exchange:
         whatever `body` and `build` raise.
         """
         if self._fields is not None:
-            make = partial(_made, build, self._fields)
+            make = partial(build, self._fields)
             self._fields = None
             return (
                 make()
@@ -263,13 +263,13 @@ class Exchange:
             if self.is_quick:
                 fields = self._object(data)
                 self._note_user(fields)
-                return _made(build, fields)
+                return build(fields)
 
             def read() -> tuple[dict[str, Any], T]:
                 if not self.takes_form:
                     check_size(data)
                 fields = self._object(data)
-                return fields, _made(build, fields)
+                return fields, build(fields)
 
             with arrivals().reading(len(data)):
                 fields, made = await trio.to_thread.run_sync(read, limiter=self.parsing, abandon_on_cancel=True)
@@ -425,13 +425,6 @@ class Exchange:
                 left -= len(message.get("body", b""))
                 self.has_body = not message.get("more_body", False)
         return self.has_body
-
-
-def _made(build: Callable[[dict[str, Any]], T], fields: dict[str, Any]) -> T:
-    try:
-        return build(fields)
-    except WrongValues as error:  # of what a body's parts add up to, such as the calls of one turn
-        raise BadRequest.of(error) from None
 
 
 def _object(data: bytes) -> dict[str, Any]:

@@ -116,10 +116,7 @@ def sampling(gateway: Gateway, body: Common, defaults: Mapping[str, float], own:
     for name in wanted:
         if name not in able.sampling_params:
             raise Unsupported.at(name, "this server cannot do that; leave it out")
-    try:
-        return SamplingParams(**{**_defaults(gateway, defaults), **wanted})
-    except ValueError as error:
-        raise BadRequest.of(error) from None
+    return SamplingParams(**{**_defaults(gateway, defaults), **wanted})
 
 
 def all_tokens(gateway: Gateway, http: Exchange, answers: int = 1) -> int:

@@ -110,6 +110,7 @@ class RateLimited(UmaError):
 
 _STATUS: dict[type[UmaError], tuple[int, Kind]] = {
     errors.BadRequest: (400, "bad_request"),
+    errors.WrongValues: (400, "bad_request"),
     errors.InvalidJson: (400, "bad_request"),
     errors.TemplateError: (400, "bad_request"),
     errors.VersionMismatch: (400, "bad_request"),

@@ -191,7 +191,7 @@ def conversations_of(
 def rerank_request(query: str, documents: Iterable[str], top_n: int | None) -> RerankRequest:
     """The request for a ranking. Raises `WrongKind` and `BadRequest`."""
     texts = texts_of(documents, "documents")
-    return make_request(RerankRequest, id="rerank", query=query, documents=texts, top_n=top_n)
+    return RerankRequest(id="rerank", query=query, documents=texts, top_n=top_n)
 
 
 def listed(given: Any, where: str, expected: str, one: Any = ()) -> list[Any]:
@@ -244,15 +244,7 @@ def prompt_fields(prompt: Prompt | Conversation) -> dict[str, Any]:
     if (fields := given_prompt(prompt)) is not None:
         return fields
     messages = listed(prompt, "prompt", f"{PROMPT}, or a list of messages")
-    return {"messages": make_request(messages_of, given=messages)}
-
-
-def make_request(make: Callable[..., T], **fields: Any) -> T:
-    """What `make` makes, its `ValueError` as `BadRequest`: what the engine would call it."""
-    try:
-        return make(**fields)
-    except ValueError as error:
-        raise BadRequest.of(error) from None
+    return {"messages": messages_of(messages)}
 
 
 def messages_of(given: Iterable[Message | Mapping[str, Any]]) -> tuple[Message, ...]:

@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 import trio
 
-from uma.errors import BadRequest, InternalError, Overloaded, ShuttingDown, UmaError
+from uma.errors import InternalError, Overloaded, ShuttingDown, UmaError
 from uma.jobs import in_flight
 from uma.llm.arguments import messages_of
 from uma.llm.results import RequestOutput, completions_of, failed, prompt_fields
@@ -150,8 +150,6 @@ async def _generate_one(loop: SourceThread, row: GivenPrompt) -> RequestOutput:
             return failed(prompt, error)
         # The engine ends, and with it the loop: that is no result, so this waits to be cancelled.
         await trio.sleep_forever()
-    except ValueError as error:
-        return failed(prompt, BadRequest.of(error))
     except UmaError as error:
         return failed(prompt, error)
     raise AssertionError("a stream ended without its last event")

@@ -31,7 +31,6 @@ from uma.llm.arguments import (
     conversations_of,
     is_fault_of_call,
     listed,
-    make_request,
     params_for,
     prompt_fields,
     prompts_of,
@@ -275,7 +274,7 @@ class LLM(Closing):
         fields = prompt_fields(prompt) | tool_fields(tools, tool_choice, reasoning, is_parallel=parallel_tool_calls)
         fields |= self._of_model(model)
         sampling = self._drawn(sampling_of(sampling_params, "sampling_params"))
-        request = make_request(Request, id=f"stream-{self._loop.next_number()}", sampling=sampling, **fields)
+        request = Request(id=f"stream-{self._loop.next_number()}", sampling=sampling, **fields)
         return LLMStream(self._loop, request)
 
     def embed(
@@ -314,7 +313,7 @@ class LLM(Closing):
         for start in range(0, len(texts), MAX_TEXTS):
             part = texts[start : start + MAX_TEXTS]
             with errors_moved(start):
-                request = make_request(EmbedRequest, id=f"embed-{start}", texts=part, **options)
+                request = EmbedRequest(id=f"embed-{start}", texts=part, **options)
                 rows += (await self._loop.source.embed(request)).vectors
         return rows
 
@@ -376,21 +375,21 @@ class LLM(Closing):
 
     def _decision(self, state: Any, questions: Any, options: Mapping[str, Any]) -> DecisionRequest:
         fields = {"messages": state_of(state), "questions": questions_of(questions), **options}
-        return make_request(DecisionRequest, id=f"decide-{self._loop.next_number()}", **fields)
+        return DecisionRequest(id=f"decide-{self._loop.next_number()}", **fields)
 
     def tokenize(self, prompt: Prompt | Conversation) -> list[int]:
         """The token ids that `generate` computes for this prompt, or `chat` for this conversation.
 
         Raises `BadRequest` where it can be no prompt, and `PromptTooLarge` where it is over `max_prompt_bytes`.
         """
-        request = make_request(Request, id="tokenize", **prompt_fields(prompt))
+        request = Request(id="tokenize", **prompt_fields(prompt))
         return list(self._loop.call(self._loop.source.tokenize, request).token_ids)
 
     def detokenize(self, token_ids: Iterable[int]) -> str:
         """The text of tokens. Special tokens have none; bytes that are not UTF-8 become replacement characters."""
         if not (ids := tuple(listed(token_ids, "token_ids", "expected a list of integers"))):
             return ""
-        request = make_request(Request, id="detokenize", token_ids=ids)
+        request = Request(id="detokenize", token_ids=ids)
         return self._loop.call(self._loop.source.tokenize, request).text or ""
 
     async def __aenter__(self) -> Self:

@@ -100,5 +100,5 @@ async def _produce(
             async with loop.source.generate(request) as stream:
                 async for event in stream:
                     await send.send(event)
-        except (UmaError, ValueError) as error:
+        except UmaError as error:
             failures.append(error)

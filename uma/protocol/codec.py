@@ -292,19 +292,13 @@ def _generate(flat: Any, warnings: tuple[str, ...]) -> Generate:
 
 def _whole(query: type[Any], fields: dict[str, Any], warnings: tuple[str, ...]) -> Any:
     beside = {name: fields.pop(name) for name in ("encoding", "sender") if name in fields}
-    try:
-        with already_checked():
-            return query(hints_of(query)["request"](**fields), **beside, warnings=warnings)
-    except ValueError as error:  # neither texts nor token_ids, or both; too many questions in all of their orders
-        raise BadRequest.of(error) from None
+    with already_checked():
+        return query(hints_of(query)["request"](**fields), **beside, warnings=warnings)
 
 
 def _request(*, sampling: dict[str, Any] | None = None, **fields: Any) -> Request:
-    try:
-        with already_checked():  # by `structure`
-            return Request(**fields, sampling=SamplingParams(**(sampling or {})))
-    except ValueError as error:  # a rule that only the constructors know
-        raise BadRequest.of(error) from None
+    with already_checked():  # by `structure`
+        return Request(**fields, sampling=SamplingParams(**(sampling or {})))
 
 
 def _message_fields(message: ClientMessage) -> dict[str, Any]:

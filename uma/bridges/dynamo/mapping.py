@@ -23,7 +23,7 @@ from uma.contracts.response import (
     PromptTokensDetails,
     TopLogprob,
 )
-from uma.errors import BadRequest
+from uma.errors import WrongValues
 from uma.protocol.converter import unknown_fields, unstructure
 from uma.types import MAX_SEED, Finished, Grammar, Logprobs, Prompt, Request, SamplingParams, ServerInfo, Slo, Token
 from uma.wrong import Wrong, renamed
@@ -123,8 +123,8 @@ def _problems(wanted: PreprocessedRequest) -> Iterator[str]:
     for make in (_grammar, _figures):
         try:
             make(wanted)
-        except ValueError as error:
-            lines = renamed(BadRequest.of(error).lines, PLACES)
+        except WrongValues as error:
+            lines = renamed(error.lines, PLACES)
             yield from (line for line in lines if not (isinstance(line, Wrong) and line.field in unavailable))
 
 
