@@ -404,6 +404,44 @@ async def test_a_model_whose_file_is_gone_is_listed_until_its_last_request_has_e
             await until(lambda: children(os.getpid()) == others)
 
 
+async def test_the_sums_keep_what_a_model_has_counted_whose_file_is_gone(
+    monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    with short_directory() as place:
+        for name in ("alpha", "beta"):
+            shutil.copy(folder / f"{name}.gguf", place)
+        async with opened(place, monkeypatch, models="all") as models:
+            await text(models, "alpha")
+            before = await models.metrics()
+            await models.remove("alpha")
+            await until(lambda: not models.gone())
+            after = await models.metrics()
+            assert (before["requests_total"], list(before["models"])) == (1, ["alpha"])
+            assert (after["requests_total"], list(after["models"])) == (1, [])
+            assert after["model_loads_total"] == after["model_unloads_total"]["replaced"] + 1 == 1
+
+
+async def test_a_pinned_model_that_another_file_takes_the_name_of_leaves_and_is_not_loaded_again(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with short_directory() as home:
+        monkeypatch.setenv("HOME", str(home))
+        caplog.set_level("INFO", "uma.supervisor")
+        first, second = (home / ".lmstudio" / "models" / owner / "alpha.gguf" for owner in ("one", "two"))
+        first.parent.mkdir(parents=True)
+        shutil.copy(folder / "alpha.gguf", first)
+        async with opened(home / "none", monkeypatch, models="all") as models:
+            await models.pin("alpha")
+            second.parent.mkdir()
+            shutil.copy(folder / "beta.gguf", second)
+            await models.look_again(is_changed=True)
+            assert "one/alpha" in models.names
+            await until(lambda: "model.ended" in caplog.text)
+            await until(lambda: not models.gone())
+            assert caplog.text.count("model.loading") == 1
+            assert "its file was deleted" not in caplog.text
+
+
 async def test_a_file_that_was_replaced_is_loaded_for_the_next_request_and_a_deleted_one_is_told(
     monkeypatch: pytest.MonkeyPatch, texts: Mapping[str, str], mock_clock: trio.testing.MockClock, folder: Path
 ) -> None:

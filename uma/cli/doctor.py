@@ -26,8 +26,9 @@ NEEDS_DOING = 1
 
 
 def main(options: argparse.Namespace) -> int:
-    """The command; exit code 1 where something needs doing. Neither advice for speed nor
-    models that cannot be loaded beside others that can change it from 0."""
+    """The command; exit code 1 where something needs doing, which neither advice for speed is nor a model that cannot
+    be loaded beside others that can.
+    """
     loaded = load_settings(options)
     missing = []
     try:

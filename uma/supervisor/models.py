@@ -293,8 +293,10 @@ class LoadedModels(Models):
             files = {file.name: file for file in self.shelf.files}
             for name, model in self._known.items():
                 model.file = files.get(name, model.file)
-                if name not in files or state_of(model.file.path) is None:
-                    model.leave("replaced", "its file was deleted")
+                is_deleted = model.client is not None and state_of(model.file.path) is None
+                if is_deleted or name not in files:
+                    why = "its file was deleted" if is_deleted else "no sound file has its name any more"
+                    model.leave("replaced", why)
 
     async def _find(self, name: str | None) -> ServedModel:
         """The model of a name. The folders are read again where it is not known, broken, or as the default one gone."""
@@ -383,14 +385,14 @@ class LoadedModels(Models):
         """
         await self._of_each(LoadedModel.metrics)
         models = {}
-        for name in filter(self._counted.__contains__, self.names):
+        for name, counted in self._counted.items():
             now = [{**model.metrics, **model.gauges} for model in self._every if model.file.name == name]
-            models[name] = {**now[-1], **summed([self._counted[name], *now])}
+            models[name] = {**now[-1], **summed([counted, *now])}
         return {
             **summed([self.snapshot(), *models.values()]),
             "paused_sec": round(self._paused_sec, 3),
             "memory_budget_bytes": self.budget_bytes,
-            "models": models,
+            "models": {name: models[name] for name in self.names if name in models},
         }
 
     def snapshot(self) -> Mapping[str, Any]:
@@ -488,12 +490,12 @@ class LoadedModels(Models):
         """See `model.ModelLoader`. Raises what it has failed by, a moment ago."""
         if self._is_draining:
             raise ShuttingDown(STOPPING)
-        self._count(model, {})
         if model.load is None:
             if model.failures.why and (retry_ms := model.retry_after_ms) is not None:
                 raise model.failure(
                     f"{model.failures.why}; it is tried again in {retry_ms / 1000:.0f} s at the earliest"
                 )
+            self._count(model, {})
             model.load = ModelLoad()
             self._asked.append(model)
             self.changed()
@@ -736,7 +738,9 @@ class LoadedModels(Models):
                     self._model_of(file).not_pinned = f"{file.name} is not pinned, as its settings ask: {error.message}"
 
     async def _bring_back(self) -> float:
-        """Load again what is to stay and whose process has ended, unless its file is gone. When one can be tried."""
+        """Load again what is to stay and whose process has ended, unless its file or name is gone. When one can be
+        tried.
+        """
         if self._is_draining:
             return math.inf
         ended = [
@@ -744,7 +748,8 @@ class LoadedModels(Models):
             for candidate in self._every
             if candidate.stays and candidate.client is None and candidate.load is None
         ]
-        missing = [model for model in ended if state_of(model.file.path) is not None]
+        names = self.names
+        missing = [model for model in ended if model.file.name in names and state_of(model.file.path) is not None]
         for model in missing:
             if model.retry_after_ms is None:
                 self.ask_for(model)
