@@ -61,6 +61,8 @@ def test_the_texts_of_csv_are_one_column_and_its_first_line_is_none(
     assert (refused.returncode, refused.stdout) == (2, b"")
     assert b"which column has the texts? It has id, text; name one with --column" in refused.stderr
     assert b"has no column 'txt', but id, text" in decide(str(table), "--column", "txt", *more).stderr
+    (tmp_path / "none.csv").write_text(",\nBuy now!,\n")
+    assert b"It has no names in its first line;" in decide(str(tmp_path / "none.csv"), *more).stderr
     (tmp_path / "one.csv").write_text("text\nBuy now!\n")
     assert decide(str(tmp_path / "one.csv"), *more).stdout.count(b"\n") == 1, "the only column needs no name"
     same = [uma_here("embed", *of, *more[2:]).stdout for of in (("--file", str(tmp_path / "one.csv")), ("Buy now!",))]

@@ -216,6 +216,14 @@ async def test_without_keys_a_user_ends_their_own_requests_on_the_socket(
         assert await status(server, path, authorization=f"Bearer {keys[1]}") == 404
 
 
+def test_the_timing_of_what_had_no_word_tells_of_none(http_server: HttpServer) -> None:
+    body = {"input": "It rains.", "questions": [{"type": "predicate", "instructions": "Is it wet?"}]}
+    asked = http_server.ask("POST", "/v1/decisions", body)
+    assert asked.status == 200, asked.body
+    told = http_server.ask("GET", f"/ui/api/why/{asked.headers['x-request-id']}").json["lines"]
+    assert told[0].startswith("All of the answer after ")
+
+
 def test_without_keys_a_machine_s_requests_are_its_own(http_server: HttpServer) -> None:
     body = {"messages": ASKED, "max_tokens": 2_000, "ignore_eos": True}
     # What an earlier test has left can still be on its way out.

@@ -434,7 +434,12 @@ def test_a_python_function_is_a_tool_by_its_name_docstring_and_annotations(llm: 
     (out,) = llm.chat("Hi", SamplingParams(max_tokens=200, temperature=0), tools=[call], tool_choice="required")
     assert out.outputs[0].tool_calls
     assert call(**json.loads(out.outputs[0].tool_calls[0].arguments)).startswith("Rain in Oslo for ")
+
+    def untold(city: Untold) -> None:  # type: ignore[name-defined]  # noqa: F821
+        pass
+
     for wrong, why in (
+        (untold, r"^untold: its annotations: name 'Untold' is not defined; write its JSON Schema out"),
         (lambda *cities: None, r"\*cities cannot be given by name"),
         (print, r"^tools\[0\]: expected a function"),
     ):

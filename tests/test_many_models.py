@@ -912,6 +912,9 @@ async def test_requests_of_other_keys_that_wait_for_a_load_are_told_apart_and_no
         http.account = ClientAccount("ada")
         shown = {each.id for each in gateway.shown(Activity((), 0, 2, 0, waits), http).waiting}
     assert (len(shown), shown & {"a", "b"}) == (2, set())
+    with gateway.ended_by_abort(http), gateway.waiting(http):
+        assert gateway.is_of("id", http.owner)
+    assert not gateway.is_of("id", http.owner)  # it asked for no answer, so it is none of the last ones
 
 
 async def test_a_load_that_says_the_same_again_stands_still(mock_clock: trio.testing.MockClock) -> None:

@@ -76,7 +76,10 @@ def parameters_of(function: Callable[..., Any]) -> dict[str, Any]:
     """The schema of a function's arguments; text beside a type, `Annotated[str, "A city"]`, describes one. Raises
     `WrongKind` for what no call by names can fill.
     """
-    hints, known, needed = get_type_hints(function, include_extras=True), dict[str, Any](), list[str]()
+    try:
+        hints, known, needed = get_type_hints(function, include_extras=True), dict[str, Any](), list[str]()
+    except NameError as error:  # such as what is imported for a type checker alone
+        raise WrongKind(f"{function.__name__}: its annotations: {error}; write its JSON Schema out") from None
     for name, parameter in signature(function).parameters.items():
         if parameter.kind not in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY):
             raise WrongKind(f"{function.__name__}: {parameter} cannot be given by name; write its JSON Schema out")

@@ -86,8 +86,9 @@ def _cells(data: bytes, where: str, column: str | None) -> list[str]:
         names = [*row.data]
         if row.fault:
             raise ConfigError(f"{where}: row {row.number + 1:,}: {row.fault}")
-        if column is None and len(names) > 1:
-            raise ConfigError(f"{where}: which column has the texts? It has {', '.join(names)}; name one with --column")
+        if column is None and len(names) != 1:
+            there = ", ".join(names) or "no names in its first line"
+            raise ConfigError(f"{where}: which column has the texts? It has {there}; name one with --column")
         column = names[0] if column is None else column
         if column not in names:
             raise ConfigError(f"--column: {where} has no column {column!r}, but {', '.join(names)}")

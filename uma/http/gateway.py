@@ -306,7 +306,7 @@ class Gateway:
     @contextmanager
     def waiting(self, http: Exchange) -> Iterator[None]:
         """A block in which a request waits for its model, where its client sees it and can end it."""
-        self.began(http.id, self._running[http.id])
+        self.answering[http.id] = self._running[http.id]
         try:
             yield
         finally:

@@ -406,8 +406,9 @@ def _lines(found: Explained) -> list[str]:
     told = [(cause, ms) for cause, ms in found.spent_ms.items() if ms >= TOLD_SHARE * found.age_ms]
     read, first = found.prompt_tokens - found.cached_tokens, found.metrics.ttft_ms
     extent = {"read": f", {read:,} tokens", "slot": f", behind {found.started_before:,} others"}
+    begun = f"First word after {seconds(first)}, all" if first else "All"
     return [
-        f"First word after {seconds(first)}, all of the answer after {seconds(found.age_ms)}. Of that:",
+        f"{begun} of the answer after {seconds(found.age_ms)}. Of that:",
         *(f"{seconds(ms)} {CAUSES.get(cause, cause)}{extent.get(cause, '')}" for cause, ms in told),
         f"{found.cached_tokens:,} of its {found.prompt_tokens:,} prompt tokens were known, and not read again.",
         *(each for each in sentences(found) if each.startswith("The most time: ")),  # others need words of engines
