@@ -648,6 +648,8 @@ async def test_lanes_and_the_answers_of_a_request_count_in_the_queue_of_a_load(
                 nursery.start_soon(wait, lane, answers)
                 await trio.testing.wait_all_tasks_blocked()
                 assert len(refused) == n_refused, (lane, answers)
+            now = await models.activity()
+            assert (now.waiting_interactive, now.waiting_normal, now.waiting_background) == (1, 3, 2)
             nursery.cancel_scope.cancel()
 
 

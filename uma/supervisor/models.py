@@ -347,11 +347,12 @@ class LoadedModels(Models):
         """That of all models together, and what waits for a model's load."""
         every = await self._of_each(lambda held: held.activity(id))
         waits = tuple(wait.as_request(load) for wait, load in self._waits(id))
+        lanes = [wait.priority for wait in waits]
         return Activity(
             tuple(request for activity in every for request in activity.running),
-            sum(activity.waiting_interactive for activity in every),
-            sum(activity.waiting_normal for activity in every) + len(waits),
-            sum(activity.waiting_background for activity in every),
+            sum(activity.waiting_interactive for activity in every) + lanes.count(1),
+            sum(activity.waiting_normal for activity in every) + lanes.count(0),
+            sum(activity.waiting_background for activity in every) + lanes.count(-1),
             (*(request for activity in every for request in activity.waiting), *waits[:MAX_LISTED]),
         )
 
