@@ -40,6 +40,7 @@ from harness import (
     ServerProcess,
     running_server,
     short_directory,
+    write_certificate,
 )
 from models import write_model
 from uma.cli import main
@@ -354,9 +355,4 @@ def heavy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def certificate() -> Iterator[tuple[Path, Path]]:
     """A certificate for localhost, and its key."""
     with short_directory() as directory:
-        cert, key = directory / "c.pem", directory / "k.pem"
-        command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-        command += ["-keyout", str(key), "-out", str(cert), "-days", "2", "-subj", "/CN=localhost"]
-        command += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-        subprocess.run(command, check=True, capture_output=True)
-        yield cert, key
+        yield write_certificate(directory)

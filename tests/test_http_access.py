@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import ssl
+import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from email.utils import parsedate_to_datetime
@@ -23,12 +24,21 @@ from hypothesis import strategies as st
 from script_model import write_script_model
 from test_server_users import MANY_TEXTS
 
-from harness import PATIENCE_SEC, RunInProcessText, ServerProcess, short_directory, start_server, until
+from harness import (
+    PATIENCE_SEC,
+    RunInProcessText,
+    ServerProcess,
+    short_directory,
+    start_server,
+    until,
+    write_certificate,
+)
 from uma.engine.delivery.pacing import CREDITS
 from uma.errors import ConfigError
 from uma.http import page
 from uma.http.address import Address
 from uma.http.app import ENDPOINTS
+from uma.http.certificate import Certificate
 from uma.http.page.endpoints import ENDPOINTS as PAGE_ENDPOINTS
 from uma.net.quota import Bounds, ClientAccount
 from uma.types import Request, Slo
@@ -700,9 +710,12 @@ def test_without_keys_an_insecure_server_says_so(socket_dir: Path) -> None:
     ("flags", "words"),
     [
         (("--http", "nonsense"), "uma: error: --http: expected ADDRESS:PORT"),
-        (("--http", "--http-keys", "/nowhere.toml"), "/nowhere.toml: cannot be read"),
-        (("--http", "--http-tls-cert", "/nowhere.pem"), "give both, or neither"),
-        (("--http", "127.0.0.1:0", "--http-tls-cert", "/n.pem", "--http-tls-key", "/n.pem"), "/n.pem"),
+        (("--http", "--http-keys", "/nowhere.toml"), "uma: error: --http-keys: /nowhere.toml: cannot be read"),
+        (("--http", "--http-tls-cert", "/nowhere.pem"), "uma: error: --http-tls-key: missing"),
+        (
+            ("--http", "127.0.0.1:0", "--http-tls-cert", "/n.pem", "--http-tls-key", "/k"),
+            "--http-tls-cert: /n.pem, with",
+        ),
     ],
 )
 def test_http_that_cannot_start_says_why_in_one_line(
@@ -755,6 +768,45 @@ def test_tls_serves_and_cancels(certificate: tuple[Path, Path], heavy: Path) -> 
                 assert next(stream.iter_lines()).startswith("data: ")
         ended = until(server.process.metrics, lambda found: found["active_sequences"] + found["queued_requests"] == 0)
         assert ended["requests_cancelled"] == 1
+
+
+def shown_certificate(server: HttpServer) -> str:
+    """The certificate that a new connection is shown, as PEM."""
+    return ssl.get_server_certificate(("127.0.0.1", server.port), timeout=PATIENCE_SEC)
+
+
+def test_a_renewed_certificate_is_shown_at_once_and_half_of_one_is_warned_of(
+    certificate: tuple[Path, Path], tiny: Path
+) -> None:
+    old = certificate[0].read_text()
+    with short_directory() as directory:
+        cert, key = write_certificate(directory)
+        new, new_key = cert.read_text(), key.read_text()
+        cert.write_text(old)
+        key.write_bytes(certificate[1].read_bytes())
+        flags = ("--model", str(tiny), "--http-tls-cert", str(cert), "--http-tls-key", str(key))
+        with running_http(directory, *flags) as server:
+            log, kept_open = server.process.log, httpx.Client(verify=False, timeout=PATIENCE_SEC)
+            with kept_open as client:
+                assert client.get(f"{server.url}/health").status_code == 200
+                cert.write_text(new)
+                assert [shown_certificate(server) for _ in range(2)] == [old] * 2
+                assert "key values mismatch" in log.wait_for("warning uma.http event=http.tls_not_reloaded")
+                key.write_text(new_key[:90])
+                assert shown_certificate(server) == old
+                assert "both as PEM" in log.wait_for("event=http.tls_not_reloaded .*PEM lib")
+                key.write_text(new_key)
+                assert [shown_certificate(server) for _ in range(2)] == [new] * 2
+                assert client.get(f"{server.url}/health").status_code == 200
+            assert [log.text.count(f"event=http.tls_{word}reloaded") for word in ("not_", "")] == [2, 1]
+
+
+def test_a_key_with_a_passphrase_is_refused_and_not_asked_for(certificate: tuple[Path, Path], tmp_path: Path) -> None:
+    cert, key = certificate[0], tmp_path / "locked.pem"
+    command = ["openssl", "pkey", "-in", str(certificate[1]), "-out", str(key), "-aes256", "-passout", "pass:secret"]
+    subprocess.run(command, check=True, capture_output=True)
+    with pytest.raises(ConfigError, match="has a passphrase"):
+        Certificate.open(config_for(Path(), http="127.0.0.1:0", http_tls_cert=str(cert), http_tls_key=str(key)))
 
 
 NUMBERS = "".join(f"{number:03} " for number in range(128))

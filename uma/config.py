@@ -588,7 +588,7 @@ def _from_file(path: Path | None, known: Mapping[str, Setting]) -> tuple[Found, 
     """The file's settings, and those that it has for models, which are then the ones that are served."""
     if path is None:
         return {}, {}
-    table = read_toml(path, str(path))
+    table = read_toml(path)
     for key in table:
         if key not in known:
             raise ConfigError(f"{path}: {key}: no such setting{nearest(key, known)}")
@@ -639,14 +639,14 @@ def _model_settings(path: Path, name: str, table: Any, known: Mapping[str, Setti
     return ModelSettings(tuple(table.get("alias", ())), values, table.get("pin", False), where)
 
 
-def read_toml(path: Path, where: str) -> dict[str, Any]:
-    """The tables of a file. Raises `ConfigError` that begins with `where`."""
+def read_toml(path: Path, field: str = "") -> dict[str, Any]:
+    """The tables of a file. Raises `ConfigError`, about the setting `field` that names the file."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"{where}: cannot be read: {error.strerror}") from error
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}", field=field) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{where}: is not TOML: {error}") from error
+        raise ConfigError(f"{path}: is not TOML: {error}", field=field) from error
 
 
 def _file_value(known: Setting, value: Any, file: Path, origin: str) -> Any:

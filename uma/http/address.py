@@ -55,7 +55,8 @@ def check(config: RuntimeConfig) -> Address:
     """The address that `config` has. Raises `ConfigError` where it must not be used as it is."""
     address = Address.parse(config.http)
     if bool(config.http_tls_cert) != bool(config.http_tls_key):
-        raise ConfigError("http_tls_cert, http_tls_key: give both, or neither")
+        missing = "http_tls_key" if config.http_tls_cert else "http_tls_cert"
+        raise ConfigError.at(missing, "missing, for a certificate and its key: give both, or neither")
     if not (is_loopback(address.host) or config.http_keys or config.http_insecure):
         raise ConfigError.at(
             "http",

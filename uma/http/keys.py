@@ -110,21 +110,23 @@ def load(path: Path) -> dict[str, Key]:
 
     Raises `ConfigError` where the file cannot be read, or holds something else.
     """
-    return {name: _key(path, name, table) for name, table in read_toml(path, f"http_keys: {path}").items()}
+    return {name: _key(path, name, table) for name, table in read_toml(path, "http_keys").items()}
 
 
 def _key(path: Path, name: str, table: Any) -> Key:
-    where = f"http_keys: {path}: [{name}]"
+    where = f"{path}: [{name}]"
     if not isinstance(table, dict):
-        raise ConfigError(f"{where}: expected a table with the key's sha256")
+        raise ConfigError.at("http_keys", f"{where}: expected a table with the key's sha256")
     try:
         entry = structure(table, _Entry)
     except BadRequest as error:
-        raise ConfigError(f"{where}: {error.message}") from None
+        raise ConfigError.at("http_keys", f"{where}: {error.message}") from None
     for unknown in unknown_fields(table, _Entry):
-        raise ConfigError(f"{where}: {unknown}: no such bound; there are {', '.join((*_BOUNDS, 'manage_models'))}")
+        raise ConfigError.at(
+            "http_keys", f"{where}: {unknown}: no such bound; there are {', '.join((*_BOUNDS, 'manage_models'))}"
+        )
     if not _HASH.fullmatch(entry.sha256):
-        raise ConfigError(f"{where}: sha256: expected 64 hexadecimal digits")
+        raise ConfigError.at("http_keys", f"{where}: sha256: expected 64 hexadecimal digits")
     bounds = Bounds(**{bound: getattr(entry, bound) for bound in _BOUNDS})
     return Key(entry.sha256, ClientAccount(name, bounds, entry.manage_models))
 

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import logging
 import socket
-import ssl
 from collections import Counter
 from collections.abc import Hashable
 
 import trio
 
 from uma.config import RuntimeConfig
-from uma.errors import ConfigError
 from uma.http.access import AccessRules
 from uma.http.address import Address
 from uma.http.address import check as check_address
 from uma.http.app import build_app
 from uma.http.batches import run_all
+from uma.http.certificate import Certificate
 from uma.http.gateway import Gateway
 from uma.http.http1 import HttpConnection
 from uma.http.transport import Transport
@@ -43,7 +42,7 @@ def check(config: RuntimeConfig) -> Address:
     """Look at everything that HTTP needs, before a model is loaded in vain. Raises `ConfigError`."""
     address = check_address(config)
     AccessRules.of(config)
-    _tls(config)
+    Certificate.open(config)
     return address
 
 
@@ -59,7 +58,7 @@ class HttpService:
         self._asked = check(config)
         self.gateway = Gateway.of(source, config)
         self._app = build_app(self.gateway)
-        self._tls = _tls(config)
+        self._tls = Certificate.open(config)
         self._accepting = trio.CancelScope()
         self._draining = trio.CancelScope()
         self._flusher = Flusher()
@@ -130,7 +129,8 @@ class HttpService:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         link = Link(sock, self._config.max_tx_bytes, self._config.tx_timeout_sec, self._flusher)
-        transport, lines = Transport(link, self._tls), ClientLines(self.gateway.lines)
+        transport = Transport(link, None if self._tls is None else self._tls.context())
+        lines = ClientLines(self.gateway.lines)
         try:
             connection = HttpConnection(self._app, transport, lines, self._config.http_timeout_sec)
         except OSError:
@@ -187,23 +187,6 @@ async def _write(transport: Transport, lines: ClientLines, connection: trio.Canc
         connection.cancel()
     except OSError:
         connection.cancel()  # hung up: what ran for it has no reader
-
-
-def _tls(config: RuntimeConfig) -> ssl.SSLContext | None:
-    if not config.http_tls_cert:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
-    try:
-        context.load_cert_chain(config.http_tls_cert, config.http_tls_key)
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise ConfigError(
-            f"http_tls_cert, http_tls_key: {config.http_tls_cert}, {config.http_tls_key}: {why}; name a "
-            "certificate and its key, both as PEM"
-        ) from error
-    return context
 
 
 def _url(listener: socket.socket, *, is_tls: bool) -> str:

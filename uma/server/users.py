@@ -43,12 +43,11 @@ class _UsersFile:
     @classmethod
     def load(cls, path: Path) -> _UsersFile:
         """Raises `ConfigError` where the file cannot be read, or names a user or a bound that does not exist."""
-        where = f"socket_users: {path}"
-        tables = {name: _bounds(f"{where}: [{name}]", table) for name, table in read_toml(path, where).items()}
+        tables = {name: _bounds(f"{path}: [{name}]", table) for name, table in read_toml(path, "socket_users").items()}
         others = tables.pop(OTHERS, None)
-        named = {_uid(f"{where}: [{name}]", name): (name, bounds) for name, bounds in tables.items()}
+        named = {_uid(f"{path}: [{name}]", name): (name, bounds) for name, bounds in tables.items()}
         if len(named) < len(tables):
-            raise ConfigError(f"{where}: a user has two tables, by name and by user id; keep one")
+            raise ConfigError.at("socket_users", f"{path}: a user has two tables, by name and by user id; keep one")
         return cls(named, others)
 
     def of(self, uid: int | None) -> tuple[str, Bounds]:
@@ -101,14 +100,14 @@ class Users:
 
 def _bounds(where: str, table: Any) -> Bounds:
     if not isinstance(table, dict):
-        raise ConfigError(f"{where}: expected a table of bounds")
+        raise ConfigError.at("socket_users", f"{where}: expected a table of bounds")
     try:
         bounds = structure(table, Bounds)
     except BadRequest as error:
-        raise ConfigError(f"{where}: {error.message}") from None
+        raise ConfigError.at("socket_users", f"{where}: {error.message}") from None
     for unknown in unknown_fields(table, Bounds):
         known = ", ".join(field.name for field in attrs.fields(Bounds))
-        raise ConfigError(f"{where}: {unknown}: no such bound; there are {known}")
+        raise ConfigError.at("socket_users", f"{where}: {unknown}: no such bound; there are {known}")
     return bounds
 
 
@@ -116,8 +115,10 @@ def _uid(where: str, name: str) -> int:
     if name.isascii() and name.isdigit():
         return int(name)
     if sys.platform == "win32":
-        raise ConfigError(f"{where}: unsupported: this system has no Unix sockets")
+        raise ConfigError.at("socket_users", f"{where}: unsupported: this system has no Unix sockets")
     try:
         return pwd.getpwnam(name).pw_uid
     except KeyError:
-        raise ConfigError(f"{where}: this system has no user of that name; give the user id, or [{OTHERS}]") from None
+        raise ConfigError.at(
+            "socket_users", f"{where}: this system has no user of that name; give the user id, or [{OTHERS}]"
+        ) from None
