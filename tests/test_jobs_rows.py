@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from uma.http.jobs import FIELDS
-from uma.jobs import BadInput, BadRow, JobRow, RowForm, count_rows, read_rows
+from uma.jobs import BadInput, BadRow, JobRow, RowForm, count_rows, read_rows, rows
 from uma.jobs.rows import MAX_ROW_BYTES, PATHS, filled
 from uma.jobs.runner import together, work_of
 
@@ -159,6 +159,22 @@ def test_a_misspelt_name_is_no_request_and_another_server_s_field_is_left_to_the
     with pytest.raises(BadRow, match=r"promt: expected a prompt, .*; did you mean prompt\?"):
         asked({"promt": "a"})
     assert asked({"text": "a", "mesages": 1}, template="{text}", fields=FIELDS), "a template's columns are its own"
+
+
+def test_the_columns_of_a_table_are_compared_with_the_fields_once_and_not_for_each_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compared = list[str]()
+    compare = rows.get_close_matches  # type: ignore[attr-defined]
+
+    def counted(name: str, *given: Any, **more: Any) -> Any:
+        compared.append(name)
+        return compare(name, *given, **more)
+
+    monkeypatch.setattr(rows, "get_close_matches", counted)
+    for prompt in "abc":
+        asked({"prompt": prompt, "country of the customer": "", "region of the customer": ""}, fields=FIELDS)
+    assert compared == ["country of the customer", "region of the customer"]
 
 
 def test_the_result_of_a_row_that_can_be_no_request_has_the_row_s_own_id() -> None:

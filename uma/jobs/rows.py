@@ -13,9 +13,10 @@ import io
 import os
 import re
 import zlib
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
+from functools import lru_cache
 from itertools import islice, zip_longest
 from typing import IO, Any
 
@@ -51,6 +52,8 @@ JUDGED_ROWS = 100
 MISSPELT = 0.9
 """Similarity, as `difflib` has it, from which on a name that is not known is a known one misspelt: of `temprature`, not
 of another API's `speed` or `top_a`."""
+MAX_NAMES = 256
+"""Maximum names for which it is kept whether they are misspelt."""
 MAX_IDS = 250_000
 """Maximum rows whose `custom_id` no later row can have again: some 25 MB, five times what OpenAI takes in a file."""
 _HOLE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
@@ -131,7 +134,7 @@ class RowForm:
     """The one that every row must name; None: any of `PATHS`."""
     defaults: Mapping[str, Any] = attrs.field(factory=dict)
     """Fields of a body that generates, where the row has none of that name; every body has the model and the lane."""
-    fields: Mapping[str, Collection[str]] = attrs.field(factory=dict)
+    fields: Mapping[str, tuple[str, ...]] = attrs.field(factory=dict)
     """Names of each endpoint's fields, of which none can be misspelt; others than these are the endpoint's to judge."""
 
     def asked(self, row: JobRow) -> RowRequest:
@@ -255,12 +258,17 @@ def judge_rows(form: RowForm, rows: Iterable[JobRow]) -> None:
         raise ConfigError(faults[0])
 
 
-def _check_names(given: Mapping[str, Any], known: Collection[str], why: str, place: str = "") -> None:
+def _check_names(given: Mapping[str, Any], known: tuple[str, ...], why: str, place: str = "") -> None:
     """Raise `Misspelt` for a name that is nearly a known one, which is not there beside it."""
     for name in islice((name for name in given if name not in known), len(known)):
-        near = next(iter(get_close_matches(name, known, n=1, cutoff=MISSPELT)), name)
-        if near not in given:
+        if (near := _near(name, known)) not in given:
             raise Misspelt(f"{place}{name}: {why}; did you mean {near}?")
+
+
+@lru_cache(MAX_NAMES)
+def _near(name: str, known: tuple[str, ...]) -> str:
+    """The name that this one is, misspelt, or itself. Rows have the same names over and over, and it takes long."""
+    return next(iter(get_close_matches(name, known, n=1, cutoff=MISSPELT)), name)
 
 
 def read_rows(file: IO[bytes], *, is_csv: bool = False, takes_gzip: bool = True) -> Generator[JobRow, None, None]:
