@@ -391,7 +391,7 @@ def test_commands_load_unload_and_pin_a_model(serve_models: ServeModels) -> None
         done = run_to_end(*uma_command(*arguments, "--socket", str(server.process.socket)))
         return done.returncode, done.stdout
 
-    assert said("load", "beta") == (0, "beta is loaded; `uma pin beta` has it stay\n")
+    assert said("load", "beta") == (0, "beta is loaded; `uma pin beta` keeps it loaded\n")
     assert statuses(server)["beta"] == "loaded"
     assert said("load", "beta") == (0, "nothing changes: beta was loaded already\n")
     assert said("unload", "beta") == (0, "beta leaves\n")

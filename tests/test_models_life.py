@@ -404,6 +404,16 @@ async def test_a_model_whose_file_is_gone_is_listed_until_its_last_request_has_e
             await until(lambda: children(os.getpid()) == others)
 
 
+async def test_asking_again_and_again_for_the_load_of_what_is_loaded_does_not_fill_the_log(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "uma.supervisor")
+    async with opened(folder, monkeypatch) as models:
+        for _ in range(3):
+            await models.load("alpha")
+    assert caplog.text.count("event=model.asked") == 1
+
+
 async def test_the_sums_keep_what_a_model_has_counted_whose_file_is_gone(
     monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> None:

@@ -281,7 +281,7 @@ def models(config: RuntimeConfig) -> Iterator[Check]:
     problem = places.folder_problem(os.environ)
     todo = f"{problem}; make it readable, or unset UMA_MODELS" if problem else ""
     names = ", ".join(model.name for model in found if model.problem is None)
-    lacks = f"broken files, to be got again or removed: {broken}" if broken else ""
+    lacks = f"broken files, to be downloaded again or removed: {broken}" if broken else ""
     # Those of them that are to be loaded have a line of their own.
     yield Check("models", f"{names} ({where})", todo, lacks=lacks)
 

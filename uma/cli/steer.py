@@ -62,7 +62,7 @@ async def _of_model(client: Client, command: str, name: str) -> str:
     if command == "load":
         if was.state == "loaded":
             return f"nothing changes: {model.name} was loaded already"
-        return f"{model.name} is loaded; `uma pin {model.name}` has it stay"
+        return f"{model.name} is loaded; `uma pin {model.name}` keeps it loaded"
     if command == "unload":
         if model.state == "unloaded":
             return f"nothing changes: {model.name} was not loaded"

@@ -72,7 +72,7 @@ def is_loopback(host: str) -> bool:
 
 
 def asker() -> str | None:
-    """Whose word a task carries out: `key NAME`, `user UID`, else `socket` or `http`; None: this very process's."""
+    """Who asked for what a task does: `key NAME`, `user UID`, else `socket` or `http`; None: this very process."""
     if isinstance(owner := OWNER.get(), tuple):
         return " ".join(map(str, owner))
     return "socket" if USER.get() is not None else "http" if ORIGIN.get() else None

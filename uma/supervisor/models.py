@@ -229,7 +229,8 @@ class LoadedModels(Models):
 
     async def load(self, model: str | None, keep_sec: float | None = None) -> ListedModel:
         found = await self._find(model)
-        log(_log, logging.INFO, "model.asked", model=found.file.name, to="load", by=asker())
+        if found.client is None:  # else it does nothing, and any client can ask for it again and again
+            log(_log, logging.INFO, "model.asked", model=found.file.name, to="load", by=asker())
         async with found.in_use(keep_sec):
             pass
         return self._listed(found.file)
