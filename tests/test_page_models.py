@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from http_server import HttpServer, running_http
-from page_browser import Visitor, violations, visitor
+from page_browser import ENDLESS, Visitor, violations, visitor
 from playwright.sync_api import Browser, Page, Route, expect
 from script_model import write_script_model
 
@@ -268,7 +269,7 @@ def test_the_live_view_names_a_model_that_is_waited_for(here: Visitor) -> None:
     here.visit("#live")
     told = ["alpha", LONG_NAME, "beta loading, 40 % 2 waiting", "gamma waits for memory 2 waiting"]
     expect(page.get_by_role("list", name="Models").get_by_role("listitem")).to_contain_text(told)
-    expect(page.locator("#live-words")).to_have_text("999 running, 4 waiting")
+    expect(page.locator("#live-words")).to_have_text("999 running, 4 waiting: loading beta, gamma")
     expect(page.locator("#live-hint")).to_have_text("4 for a model to load.")
     expect(page.locator(".lane-of").first).to_have_text("#12 · alpha")
     expect(page.locator(".tile", has_text="KV cache")).to_contain_text("no model is loaded")
@@ -283,3 +284,31 @@ def test_the_live_view_names_a_model_that_is_waited_for(here: Visitor) -> None:
         beyond = page.locator(".tile :is(dt, dd)").evaluate_all(BEYOND)
         assert len(beyond) == 12 and max(beyond) <= 0, (width, beyond)
     assert violations(page) == []
+
+
+def test_a_question_that_waits_for_its_model_has_a_row_and_can_be_ended_there(browser: Browser, tmp_path: Path) -> None:
+    for name in ("alpha", "beta"):
+        write_script_model(tmp_path / f"{name}.gguf", "again ", **ENDLESS)
+    flags = ("--models", "alpha,beta", "--memory", "130", "--cache-ram-mb", "0")  # for one of them
+    with (
+        short_directory() as place,
+        running_http(place, *flags, UMA_MODELS=str(tmp_path)) as server,
+        visitor(browser, server.url) as one,
+    ):
+        page = one.visit().page
+        settings = {"system": "", "priority": 1, "sampling": {"max_tokens": 16_000}}
+        page.evaluate("settings => localStorage.setItem('uma.settings', JSON.stringify(settings))", settings)
+        one.visit().ask("One")
+        page.locator(".is-writing .block").first.wait_for()
+        page.get_by_role("button", name="New chat", exact=True).click()
+        choose(page, "beta")
+        one.ask("Two")
+        expect(page.locator(".status")).to_contain_text("beta: waits for memory, which alpha has")
+        page.locator("#tab-live").click()
+        words = page.locator("#live-words")
+        expect(words).to_have_text("1 running, 1 waiting: loading beta")
+        row = page.locator(".lane").filter(has_text="this page: Two")
+        expect(row.locator(".lane-state")).to_have_text("its model loads")
+        row.get_by_role("button", name="End Two").click()
+        expect(row.locator(".lane-state")).to_have_text("ended by you")
+        expect(words).to_have_text("1 running")

@@ -61,14 +61,14 @@ async def of_model(gateway: Gateway, http: Exchange, dialect: Dialect | None = N
                 shown = name or models.listed()[0].name
                 telling.start_soon(_tell_of_load, http, dialect, partial(models.find, shown))
             with gateway.waiting(http):
-                QUEUED.set(_queued(http, fields))
+                QUEUED.set(queued(http, fields))
                 source = await unless_gone(http, partial(stack.enter_async_context, models.using(name, kept, http.id)))
             telling.cancel_scope.cancel()
         http.model = source.info.model.name
         yield gateway.to_model(source, ModelNames(asked or source.info.model.name, takes_any=True))
 
 
-def _queued(http: Exchange, fields: Mapping[str, Any]) -> tuple[int, int]:
+def queued(http: Exchange, fields: Mapping[str, Any]) -> tuple[int, int]:
     """See `QUEUED`; the fields are checked later."""
     named = next((each for each in get_args(Lane) if each == fields.get("priority")), None)
     wanted = lane(named, http)

@@ -18,7 +18,7 @@ import attrs
 import orjson
 import trio
 
-from uma.errors import CUT_OFF, BadRequest, Overloaded, ShuttingDown, UmaError
+from uma.errors import CUT_OFF, BadRequest, Ended, Overloaded, ShuttingDown, UmaError
 from uma.http.gateway import Gateway, running
 from uma.http.page.likelihoods import Likelihoods, TokenLikelihood
 from uma.http.problem import NotFound
@@ -95,6 +95,8 @@ class PageAnswer:
     """Counts it for its account."""
     _readers: int = attrs.field(default=0, init=False)
     _stream: EventStream | None = attrs.field(default=None, init=False)
+    _making: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
+    """Until its request is made."""
     _is_stopped: bool = attrs.field(default=False, init=False)
     _ends_thinking: bool = attrs.field(default=False, init=False)
     _news: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
@@ -108,8 +110,11 @@ class PageAnswer:
             nursery.cancel_scope.cancel()
 
     def stop(self) -> None:
-        """End it at the next token; what is there stays, and it ends with `Finished` of reason `cancelled`."""
+        """End it at the next token; what is there stays, and it ends with `Finished` of reason `cancelled`. Where its
+        model is not loaded yet, it ends at once with `Ended`.
+        """
         self._is_stopped = True
+        self._making.cancel()
         if self._stream is not None:
             self._stream.cancel()
 
@@ -182,7 +187,10 @@ class PageAnswer:
                 stack.callback(self.count_no_more)
                 assert self._make is not None  # it is generated once
                 came = trio.current_time()
-                request = await self._make()
+                with self._making:
+                    request = await self._make()
+                if self._making.cancelled_caught:
+                    raise Ended("it was stopped before its model was loaded")
                 self.made_ms = 1000 * (trio.current_time() - came)
                 stream = await stack.enter_async_context(source.generate(request))
                 meter = await stack.enter_async_context(metered(stream, self.account))

@@ -20,7 +20,7 @@ from uma.http.exchange import Exchange
 from uma.http.fields import MAX_MESSAGES, Common, allowed_tokens, urgency
 from uma.http.gateway import Gateway
 from uma.http.local_user import user_of
-from uma.http.many import check_only_model, known_model, named_models
+from uma.http.many import check_only_model, known_model, named_models, queued
 from uma.http.models import ModelNames
 from uma.http.page.answers import NOTHING, UPDATE_INTERVAL_SEC, Answers, Extent, Make, PageAnswer, event, given
 from uma.http.page.assets import Asset, load
@@ -32,6 +32,7 @@ from uma.http.request_history import sees_history
 from uma.http.running import explained
 from uma.http.thinking import Wish, thinking
 from uma.models.names import with_adapter, with_each
+from uma.net.client import QUEUED
 from uma.protocol.converter import unstructure
 from uma.types import (
     CAUSES,
@@ -178,7 +179,9 @@ class Page:
 
     async def _request_of(self, models: Models, name: str | None, http: Exchange, body: AnswerBody) -> Request:
         """The request for one of several models, once that is loaded."""
-        async with models.using(name) as source:
+        wish = models.info.limits.max_priority if body.priority is None else body.priority
+        QUEUED.set(queued(http, {"priority": wish}))
+        async with models.using(name, id=_id(http)) as source:
             gateway = self.gateway.to_model(source, ModelNames(name or source.info.model.name, takes_any=True))
             (request,) = gateway.fitted(http, [self._request(gateway, http, body)])
             return attrs.evolve(request, model=name)

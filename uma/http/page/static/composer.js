@@ -2,7 +2,7 @@
 
 import { countTokens, labelOf, LONG_CHARS, MEASURE_MS, showFiles, unsendable } from "./attachments.js";
 import { readFile, Unreadable } from "./documents.js";
-import { announce, byId, clearToasts, copyOf, DOUBLE_CLICK_MS, h, icon, number, rebuild, toast } from "./dom.js";
+import { announce, byId, clearToasts, copyOf, DOUBLE_CLICK_MS, h, icon, number, rebuild, say, toast } from "./dom.js";
 import { Drafts, joined } from "./drafts.js";
 import { isPicture, pictureOf } from "./pictures.js";
 
@@ -215,8 +215,7 @@ export class Composer {
     this.input.style.height = `${Math.min(this.input.scrollHeight, MAX_INPUT_PX)}px`;
     this.queuer.hidden = !this.isAnswering || !this.canSend;
     this.button.disabled = !this.isAnswering && !this.canSend;
-    const words = unsendable(this.tooLong);
-    if (this.unsendable.textContent !== words) this.unsendable.textContent = words;
+    say(this.unsendable, unsendable(this.tooLong));
     if (this.input.value === this.typed.text) return;
     this.typed = { name: this.typed.name, text: this.input.value };
     clearTimeout(this.measuring);

@@ -218,12 +218,15 @@ const sumOf = (figures) => KINDS.reduce((sum, kind) => sum + figures[`waiting_${
 /** What happens, and how long it takes until the last one begins. @param {Frame} frame @param {number} most Requests that can run at once; of several models each has slots of its own. @param {number} unread Prompts that wait to be read. @returns {[string, string]} */
 function wordsOf({ figures, models }, most, unread) {
   const { running, slot_every_ms: every } = figures;
-  const loading = models.reduce((sum, model) => sum + (model.waiting ?? 0), 0);
+  const loads = models.filter((model) => model.waiting);
+  const loading = loads.reduce((sum, model) => sum + (model.waiting ?? 0), 0);
   const waiting = sumOf(figures);
   if (!running && !waiting) return ["Idle", IDLE];
   const time = every && waiting && !loading ? [`The last one begins in about ${duration(1_000 * Math.ceil((waiting * every) / 1_000))}.`] : [];
   const bound = most && waiting && running >= most && !models.length ? [`At most ${number(most)} run at once (--max-sequences).`] : [];
   const prompts = unread ? [unread === 1 ? "1 prompt waits to be read." : `${number(unread)} prompts wait to be read.`] : [];
   const load = loading ? [`${number(loading)} for a model to load.`] : [];
-  return [`${number(running)} running${waiting ? `, ${number(waiting)} waiting` : ""}`, [...load, ...time, ...bound, ...prompts].join(" ") || (waiting ? "Each begins once a slot is free." : "")];
+  const counts = [running && `${number(running)} running`, waiting && `${number(waiting)} waiting`].filter(Boolean).join(", ");
+  const whose = loading && loading === waiting ? `: loading ${loads.map(({ name }) => name).join(", ")}` : "";
+  return [counts + whose, [...load, ...time, ...bound, ...prompts].join(" ") || (waiting ? "Each begins once a slot is free." : "")];
 }

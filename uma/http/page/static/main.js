@@ -4,7 +4,7 @@ import { ApiError, ask, currentKey, faultOfKey, onContact, onUnauthorized, setKe
 import { Chat } from "./chat.js";
 import { Composer } from "./composer.js";
 import { listenForDecisions } from "./decide.js";
-import { announce, button, byId, copy, clearToasts, download, h, icon, number, toast } from "./dom.js";
+import { announce, button, byId, copy, clearToasts, download, h, number, say, toast } from "./dom.js";
 import { LiveView } from "./live.js";
 import { keep, kept, parsed, tellLosses } from "./local.js";
 import { Palette } from "./palette.js";
@@ -102,9 +102,7 @@ function refresh() {
   document.title = `${title} · UMA`;
   composer.setAnswering(chat.running.length > 0, chat.isUndecided(chat.current));
   const chosen = summary(chat.current.settings);
-  // What a press has hit must be there at its release.
-  const words = chosen || "Settings";
-  if (composer.chips.textContent !== words) composer.chips.replaceChildren(icon("tune"), h("span", {}, words));
+  say(byId("chosen", HTMLElement), chosen || "Settings"); // what a press has hit must be there at its release
   composer.chips.setAttribute("aria-label", `Settings: ${chosen || "the defaults"}`);
   sidebar.render(chat.newestFirst, chat.current.id, chat.answering);
   byId("menu", HTMLButtonElement).hidden = isLive || !chat.conversations.includes(chat.current);
@@ -138,7 +136,7 @@ function showModel() {
   const isHere = !info?.models || info.models.some(({ name }) => name === modelName());
   const name = isHere ? modelName() : `${modelName()} (not available)`;
   const words = isAway ? "Server not reachable" : name;
-  if (button.textContent !== words) button.textContent = words;
+  say(button, words);
   button.classList.toggle("fault", isAway);
   button.setAttribute("aria-label", `Model: ${words}`);
   palette.show();
@@ -223,8 +221,7 @@ function actions() {
 /** @param {string} loss Why the conversation that is shown is lost with the page, if it is. */
 function showLoss(loss) {
   byId("loss", HTMLElement).hidden = !loss;
-  const words = byId("loss-words", HTMLElement);
-  if (words.textContent !== loss) words.textContent = loss;
+  say(byId("loss-words", HTMLElement), loss);
 }
 
 /** How full the context is, from half of it on; and the way on, before it is full. */

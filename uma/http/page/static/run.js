@@ -173,7 +173,7 @@ export class Run {
   /** End the answer at its next token; a second time, or where the server has not got the question yet, at once. */
   async stop() {
     if (this.isOver) return;
-    if (!this.hasArrived || this.isStopping) this.endAsStopped();
+    if (!this.hasArrived || this.isStopping || this.waitsFor === "loading") this.endAsStopped();
     if (this.isStopping) return;
     this.isStopping = true;
     this.onChange();
