@@ -96,6 +96,15 @@ def test_every_path_wants_a_key_that_is_known(locked: HttpServer, path: str, hea
     assert answer.headers["www-authenticate"] == "Bearer"
 
 
+def test_a_refusal_is_logged_with_the_client_s_address_and_its_key(locked: HttpServer, keys: dict[str, str]) -> None:
+    for key, status, told in (("free", 400, " key=free "), ("unknown", 401, " ")):
+        answer = locked.ask("POST", "/v1/completions", {"temperature": 9}, **bearer({**keys, "unknown": "x"}, key))
+        assert answer.status == status
+        for event in ("failed", "request"):
+            mine = f"event=http.{event} request={answer.headers['x-request-id']} "
+            locked.process.log.wait_for(f"{mine}.*status={status} .*{told}.*client=127.0.0.1")
+
+
 def test_of_all_endpoints_health_and_the_page_s_files_alone_are_open(locked: HttpServer) -> None:
     open_ones = set()
     with locked.connect() as raw:
@@ -511,7 +520,9 @@ def test_what_reaches_no_endpoint_is_answered_with_an_id_too(locked: HttpServer,
         assert (answer.status, answer.body, raw.is_closed()) == (status, b"", True)
     assert answer.headers["x-uma-server-version"]
     assert parsedate_to_datetime(answer.headers["date"])
-    locked.process.log.wait_for(f"request={answer.headers['x-request-id']} .*status={status}")
+    locked.process.log.wait_for(
+        f"event=http.malformed request={answer.headers['x-request-id']} status={status} reason=.* client=127.0.0.1"
+    )
 
 
 def test_a_body_that_turns_bad_is_answered_with_the_id_of_its_request(locked: HttpServer, keys: dict[str, str]) -> None:

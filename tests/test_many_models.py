@@ -637,6 +637,9 @@ def test_a_model_whose_context_no_memory_holds_evicts_no_other_and_is_refused_by
         refused = complete(server, "wide")
         assert (refused.status, refused.json["error"]["code"]) == (422, "model_unusable")
         assert "there is memory for" in refused.json["error"]["message"]
+        server.process.log.wait_for(
+            f"event=http.failed request={refused.headers['x-request-id']} .* model=wide client="
+        )
     assert len(re.findall(r"event=(?:http\.request|request\.finished) .*model=alpha", server.process.log.text)) == 1
     assert "event=model.ended" not in server.process.log.text
 

@@ -30,7 +30,7 @@ from uma.http import serve
 from uma.net.logfmt import LogEvent
 from uma.server import server, socketfile
 from uma.server.clock import IdleClock
-from uma.server.logs import LineHandler, json_line, log, logfmt, logging_to, short_line
+from uma.server.logs import LineHandler, json_line, log, logfmt, logging_to, short_line, text_line
 from uma.server.main import END_SEC
 
 # The end
@@ -97,6 +97,12 @@ def test_a_log_line_is_one_line_whatever_a_client_puts_in_it(fields: dict[str, s
     line = logfmt({"event": "x", **fields})
     assert len(line.splitlines()) == 1
     assert line.startswith("event=x")
+
+
+def test_floats_are_rounded_in_json_as_in_text() -> None:
+    record = logging.makeLogRecord({"msg": LogEvent({"event": "x", "ms": 53.988133693698284, "sec": 3.0})})
+    assert json_line(record, {}).endswith('"ms":54.0,"sec":3.0}')
+    assert text_line(record, {}).endswith("ms=54.0 sec=3.0")
 
 
 def test_plain_values_stand_as_they_are_and_others_are_quoted() -> None:

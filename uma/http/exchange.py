@@ -167,6 +167,11 @@ class Exchange:
         return next((value.decode("latin-1") for key, value in self.scope["headers"] if key == name), None)
 
     @property
+    def whose(self) -> dict[str, Any]:
+        """Which of several models answers it and the key's name, as the log has them."""
+        return {"model": self.model, "key": self.account.name if self.account else None}
+
+    @property
     def is_json(self) -> bool:
         """Whether the body is said to be JSON."""
         return (self.header(b"content-type") or "").partition(";")[0].strip().lower() == "application/json"
@@ -385,7 +390,8 @@ class Exchange:
         self.failure, problem = error, Problem.of(error, self.names)
         level = logging.INFO if problem.kind == "loading" else logging.WARNING  # a client that polls asks many times
         asked = {"path": self.path[:100], "status": problem.status}  # what is longer is no path of ours
-        self.lines.log(logger, level, "http.failed", request=self.id, **asked, code=error.code, message=error.message)
+        told = {**asked, "code": error.code, "message": error.message, **self.whose}
+        self.lines.log(logger, level, "http.failed", request=self.id, **told)
         return problem
 
     def tell_load(self, load: LoadState) -> None:

@@ -192,7 +192,7 @@ class Http1:
             try:
                 event = self.h11.next_event()
             except h11.RemoteProtocolError as error:
-                self._refuse(error.error_status_hint)
+                self._refuse(error.error_status_hint, str(error))
                 return
             if isinstance(event, h11.Request):
                 self._begin(event)
@@ -208,27 +208,27 @@ class Http1:
         headers = list(request.headers)
         names = {name for name, _ in headers}
         if not request.http_version.startswith(b"1."):
-            self._refuse(505)  # HTTP/2's preface reads as a request of version 2.0
+            self._refuse(505, "another version than HTTP/1")  # HTTP/2's preface reads as a request of version 2.0
         elif {b"content-length", b"transfer-encoding"} <= names:
             # A proxy before this server can take another one of them for the body's end (RFC 9112, 6.1).
-            self._refuse(400)
+            self._refuse(400, "Content-Length and Transfer-Encoding in one request")
         elif len(request.target) + sum(len(name) + len(value) for name, value in headers) > MAX_HEAD_BYTES:
-            self._refuse(431)  # h11 minds it only while the head has no end
+            self._refuse(431, f"a head over {MAX_HEAD_BYTES:,} bytes")  # h11 minds it only while the head has no end
         elif any(name == b"upgrade" and value.strip().lower() == b"websocket" for name, value in headers):
-            self._refuse(403)
+            self._refuse(403, "a WebSocket")
         else:
             version = request.http_version.decode()
             self._call = AsgiCall(self, request.method.decode().upper(), request.target, headers, version)
             self.host.start(self._call)
 
-    def _refuse(self, status: int) -> None:
+    def _refuse(self, status: int, reason: str) -> None:
         scope: Scope | None = None
         if self._call is not None:
             scope = self._call.scope
             self._call.leave()
         if self.h11.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             headers = [(b"content-length", b"0"), (b"connection", b"close")]
-            headers += identified(self.host.lines, status, scope)
+            headers += identified(self.host.lines, status, reason, scope)
             self.say(h11.Response(status_code=status, headers=headers))
             self.say(h11.EndOfMessage())
         self._is_over = True
@@ -371,18 +371,18 @@ class AsgiCall:
         self.is_over = True
         if self.status == 0:
             headers = [(b"content-length", b"0"), (b"connection", b"close")]
-            self._begin(500, headers + identified(self._http.host.lines, 500, self.scope))
+            self._begin(500, headers + identified(self._http.host.lines, 500, "no answer was made", self.scope))
         self._http.leave()
         self._http.host.close()
 
 
-def identified(lines: ClientLines, status: int, scope: Scope | None = None) -> list[Header]:
+def identified(lines: ClientLines, status: int, reason: str, scope: Scope | None = None) -> list[Header]:
     """The headers of an answer that is not the application's, once it is in the log. `scope`: its request's, if one has
     come of it.
     """
     # A body can turn bad after its head has reached the application, which logs the same id.
     id = new_id() if scope is None else id_of(scope)
-    lines.log(logger, logging.WARNING, "http.malformed", request=id, status=status)
+    lines.log(logger, logging.WARNING, "http.malformed", request=id, status=status, reason=reason)
     return [*headers_of(id), date()]
 
 

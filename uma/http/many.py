@@ -43,6 +43,7 @@ async def of_model(gateway: Gateway, http: Exchange, dialect: Dialect | None = N
     fields = await _fields(http)
     asked = _name_in(fields)
     name = await _meant(gateway, models, http, asked)
+    http.model = name or models.listed()[0].name
     _check_autoload(models, http, name)
     if http.scope["method"] == "GET":
         yield gateway.to_model(_loaded(models, name), ModelNames(asked or name or "", takes_any=True))
@@ -58,8 +59,7 @@ async def of_model(gateway: Gateway, http: Exchange, dialect: Dialect | None = N
     async with AsyncExitStack() as stack:
         async with trio.open_nursery() as telling:
             if dialect is not None and dialect.is_streamed(fields):
-                shown = name or models.listed()[0].name
-                telling.start_soon(_tell_of_load, http, dialect, partial(models.find, shown))
+                telling.start_soon(_tell_of_load, http, dialect, partial(models.find, http.model))
             with gateway.waiting(http):
                 QUEUED.set(queued(http, fields))
                 source = await unless_gone(http, partial(stack.enter_async_context, models.using(name, kept, http.id)))

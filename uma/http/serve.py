@@ -121,7 +121,7 @@ class HttpService:
             await self._gone.park()
 
     def _admit(self, sock: socket.socket, nursery: trio.Nursery) -> None:
-        machine = machine_at(_peer(sock))
+        machine = machine_at(peer := _peer(sock))
         if self._is_full(machine):
             self.gateway.connections_refused_total += 1
             sock.close()  # a flood: even a refusal costs a file descriptor
@@ -130,7 +130,7 @@ class HttpService:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         link = Link(sock, self._config.max_tx_bytes, self._config.tx_timeout_sec, self._flusher)
         transport = Transport(link, None if self._tls is None else self._tls.context())
-        lines = ClientLines(self.gateway.lines)
+        lines = ClientLines(self.gateway.lines, peer)
         try:
             connection = HttpConnection(self._app, transport, lines, self._config.http_timeout_sec)
         except OSError:

@@ -60,6 +60,8 @@ class ClientLines:
     """The log lines that one session or connection can bring about, bounded by its own throttle and that of all."""
 
     all: Throttle
+    client: str | None = None
+    """Address of the connection's client, which each line tells; None on a socket, where the user is known instead."""
     _own: Throttle = attrs.field(factory=lambda: Throttle(LINES_OF_ONE, LINES_OF_ONE_PER_SEC), init=False)
 
     def log(self, logger: logging.Logger, level: int, event: str, **fields: Any) -> None:
@@ -67,7 +69,7 @@ class ClientLines:
         if not self._own.lets_through():
             self.all.suppressed += 1
             return
-        self.all.log(logger, level, event, **{name: _cut(value) for name, value in fields.items()})
+        self.all.log(logger, level, event, **{name: _cut(value) for name, value in fields.items()}, client=self.client)
 
 
 def _cut(value: Any) -> Any:

@@ -60,9 +60,11 @@ def _traceback(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _writable(value: Any) -> Any:
-    """A copy without halves of characters and integers beyond 64 bits, which orjson refuses."""
+    """A copy without halves of characters and integers beyond 64 bits, which orjson refuses; rounded as in text."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
+    if isinstance(value, float):
+        return round(value, 1)
     return str(value) if isinstance(value, int) and not -(2**63) <= value < 2**64 else value
 
 
