@@ -709,6 +709,7 @@ def test_a_number_that_is_not_taken_is_said_to_be_none(here: Visitor) -> None:
 def test_what_is_no_whole_number_of_its_range_is_told_at_its_field(here: Visitor, top_k: str) -> None:
     page = here.visit().page
     page.get_by_role("button", name="Settings", exact=True).click()
+    unfold_settings(page)
     wrong = {"top_k": top_k, "min_tokens": "1e30", "max_tokens": "2.5", "seed": "-1"}
     for field, value in wrong.items():
         page.locator(f"#set-{field}").fill(value)
