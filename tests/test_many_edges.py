@@ -351,6 +351,56 @@ def test_a_key_that_is_bound_to_models_knows_no_others(keyed: tuple[HttpServer, 
     assert ([each["name"] for each in info["models"]], info["model"]["called"]) == (["beta.v1"], "beta.v1")
 
 
+MESSAGES = [{"role": "user", "content": "Hi"}]
+FORBIDDEN: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 100}),
+    ("/v1/chat/completions", {"messages": MESSAGES, "n": 3, "max_tokens": 20}),
+    ("/v1/completions", {"prompt": "a", "priority": 1}),
+    ("/v1/responses", {"input": "a", "max_output_tokens": 100}),
+    ("/v1/messages", {"messages": MESSAGES, "max_tokens": 100}),
+    ("/completion", {"prompt": "a", "n_predict": 100}),
+    ("/infill", {"input_prefix": "a", "input_suffix": "b", "n_predict": 100}),
+    ("/api/chat", {"messages": MESSAGES, "options": {"num_predict": 100}}),
+    ("/api/generate", {"prompt": "a", "options": {"num_predict": 100}}),
+    ("/v1/embeddings", {"input": "a", "priority": 1}),
+    ("/rerank", {"query": "a", "documents": ["b"], "priority": 1}),
+    ("/ui/api/answers", {"messages": MESSAGES, "sampling": {"max_tokens": 100}}),
+]
+WRONG: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", {"messages": MESSAGES, "priority": 5}),
+    ("/v1/chat/completions", {"messages": [{"role": "usr", "content": "a"}]}),
+    ("/v1/chat/completions", {"messages": MESSAGES, "response_format": {"type": "xml"}}),
+    ("/v1/completions", {"prompt": "a", "temperature": -1}),
+    ("/v1/responses", {"input": "a", "top_p": 2}),
+    ("/v1/messages", {"messages": MESSAGES, "max_tokens": 0}),
+    ("/completion", {"prompt": "a", "n_predict": "many"}),
+    ("/api/chat", {"messages": MESSAGES, "options": {"top_k": "many"}}),
+    ("/v1/embeddings", {"input": "a", "encoding_format": "hex"}),
+    ("/rerank", {"query": "a", "documents": "b"}),
+    ("/v1/decisions", {"input": "a", "questions": "b"}),
+]
+
+
+def test_what_no_model_would_answer_is_refused_before_one_is_loaded(place: Path) -> None:
+    with short_directory() as own:
+        file = own / "keys.toml"
+        bearer = {"authorization": f"Bearer {new_key('small', file)}"}
+        with file.open("a", encoding="utf-8") as end:
+            end.write("max_tokens = 40\nmax_priority = 0\n")
+        models = {"UMA_MODELS": str(place / "models"), "HOME": str(own)}
+        with running_http(own, "--models", "all", "--http-keys", str(file), **models) as server:
+            for status_of, asked in ((403, FORBIDDEN), (400, WRONG)):
+                for path, body in asked:
+                    answer = server.ask("POST", path, {"model": "alpha", **body}, **bearer)
+                    assert answer.status == status_of, (path, body, answer.body)
+            assert "event=model.asked" not in server.process.log.text
+            assert "event=model.loading" not in server.process.log.text
+            picture = {"type": "image_url", "image_url": {"url": ""}}
+            past = [{"role": "user", "content": [picture]}, {"role": "assistant", "content": "a"}, *MESSAGES]
+            fine = {"model": "alpha", "messages": past, "max_tokens": 2, "reasoning_effort": "low"}
+            assert server.ask("POST", "/v1/chat/completions", fine, **bearer).status == 200
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body"),
     [

@@ -259,7 +259,7 @@ class _Endpoint:
         named = self.handle in _UNLESS_NAMED and b"model=" not in http.scope["query_string"]
         if named or self.handle in _OF_ALL or http.path == "/" or http.path.startswith("/ui/"):
             return nullcontext(self.gateway)
-        return many.of_model(self.gateway, http, getattr(self.handle, "dialect", None))
+        return many.of_model(self.gateway, http, self.handle)
 
 
 async def _fail(http: Exchange, error: UmaError) -> None:

@@ -134,13 +134,7 @@ class Generates:
     ) -> None:
         """Answer one body; `keep` stores the answer (`Writer.keep`)."""
         reader = gateway.reader(http)
-
-        def begin(fields: dict[str, Any]) -> tuple[Ask | Said, Writer | None]:
-            ask = self.read(fields, reader)
-            is_mixed = isinstance(ask, TextAsk) and has_mixed(ask.prompt)
-            return ask, None if is_mixed or isinstance(ask, Said) else self._writer(gateway, http, reader, ask)
-
-        ask, writer = await http.built(begin)
+        ask, writer = await http.built(partial(self.begin, gateway, http, reader))
         if isinstance(ask, Said):
             await http.answer_json(ask.body)
             return
@@ -161,6 +155,17 @@ class Generates:
             writer.keep = keep
             writer.requests = [attrs.evolve(request, expects_more=True) for request in writer.requests]
         await gateway.generate(http, writer)
+
+    def begin(
+        self, gateway: Gateway, http: Exchange, reader: Reader, fields: dict[str, Any]
+    ) -> tuple[Ask | Said, Writer | None]:
+        """What a body asks, and its writer, which is None where none is needed, or a prompt must be tokenized before.
+
+        Any thread. Raises `BadRequest` and `Unsupported` for what cannot be done.
+        """
+        ask = self.read(fields, reader)
+        is_mixed = isinstance(ask, TextAsk) and has_mixed(ask.prompt)
+        return ask, None if is_mixed or isinstance(ask, Said) else self._writer(gateway, http, reader, ask)
 
     def _writer(self, gateway: Gateway, http: Exchange, reader: Reader, ask: Ask) -> Writer:
         """Any thread. Raises `BadRequest` and `Unsupported` for what cannot be done."""

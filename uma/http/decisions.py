@@ -53,19 +53,19 @@ class Decides:
     async def __call__(self, gateway: Gateway, http: Exchange) -> None:
         """Answer one body."""
         reader = gateway.reader(http)
-
-        def begin(fields: dict[str, Any]) -> tuple[DecisionRequest, Form]:
-            body = reader.body(fields, self.body)
-            state, questions, names, form = self.read(body, reader)
-            abilities.decisions(reader.able)
-            http.names.update(names)
-            own = {name: value for name in _OWN if (value := getattr(body, name)) is not None}
-            lane, model = lane_alone(body.priority, http), reader.adapted_model
-            return DecisionRequest(http.id, state, questions, priority=lane, model=model, **own), form
-
-        request, form = await http.built(begin)
+        form, request = await http.built(partial(self.begin, gateway, http, reader))
         found = await gateway.compute(http, request, gateway.source.decide)
         await http.answer_json({"model": reader.model} | form(found))
+
+    def begin(self, _: Gateway, http: Exchange, reader: Reader, fields: dict[str, Any]) -> tuple[Form, DecisionRequest]:
+        """What makes the answer, and the request, as `Generates.begin`."""
+        body = reader.body(fields, self.body)
+        state, questions, names, form = self.read(body, reader)
+        abilities.decisions(reader.able)
+        http.names.update(names)
+        own = {name: value for name in _OWN if (value := getattr(body, name)) is not None}
+        lane, model = lane_alone(body.priority, http), reader.adapted_model
+        return form, DecisionRequest(http.id, state, questions, priority=lane, model=model, **own)
 
 
 def made(cls: Callable[..., T], path: str, names: Mapping[str, str], *args: Any) -> T:

@@ -79,16 +79,7 @@ class Computes:
     async def __call__(self, gateway: Gateway, http: Exchange) -> None:
         """Answer one body."""
         reader = gateway.reader(http)
-
-        def begin(fields: dict[str, Any]) -> tuple[EmbedAsk | RankAsk | Said, Any]:
-            ask = self.read(fields, reader)
-            if isinstance(ask, RankAsk):
-                return ask, ask.whole(lane_alone(ask.priority, http))
-            if isinstance(ask, Said) or has_mixed(ask.value, in_one_kind=True):
-                return ask, None
-            return ask, _request(http, reader, ask)
-
-        ask, request = await http.built(begin)
+        ask, request = await http.built(partial(self.begin, gateway, http, reader))
         if isinstance(ask, Said):
             await http.answer_json(ask.body)
             return
@@ -102,6 +93,17 @@ class Computes:
         warnings = warnings_of_empty(found.vectors, ask.field, is_single=is_one_prompt(ask.value))
         found = attrs.evolve(found, warnings=warnings)
         await _answer(gateway, http, ask, found)
+
+    def begin(
+        self, _: Gateway, http: Exchange, reader: Reader, fields: dict[str, Any]
+    ) -> tuple[EmbedAsk | RankAsk | Said, Any]:
+        """What a body asks, and the request, as `Generates.begin`."""
+        ask = self.read(fields, reader)
+        if isinstance(ask, RankAsk):
+            return ask, ask.whole(lane_alone(ask.priority, http))
+        if isinstance(ask, Said) or has_mixed(ask.value, in_one_kind=True):
+            return ask, None
+        return ask, _request(http, reader, ask)
 
 
 async def _ranked(gateway: Gateway, http: Exchange, ask: RankAsk, whole: RerankRequest) -> list[Ranking]:

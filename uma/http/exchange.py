@@ -247,8 +247,9 @@ class Exchange:
     def _too_large(self) -> BodyTooLarge:
         return BodyTooLarge(f"the body is over {self.max_body_bytes:,} bytes (max_frame_bytes)")
 
-    async def built(self, build: Callable[[dict[str, Any]], T]) -> T:
+    async def built(self, build: Callable[[dict[str, Any]], T], *, keeps: bool = False) -> T:
         """What `build` makes of the body's JSON object, or of its form's fields; in another thread where it is large.
+        `keeps`: `fields` was called before, and the body can be built from again.
 
         Raises `RateLimited` where the key has as many bodies on their way as it is given requests, `InvalidJson` or
         `BadRequest` where the body is no object, `BadRequest` where it holds more than `check_size` allows, and
@@ -256,7 +257,7 @@ class Exchange:
         """
         if self._fields is not None:
             make = partial(build, self._fields)
-            self._fields = None
+            self._fields = self._fields if keeps else None
             return (
                 make()
                 if self.is_quick

@@ -111,7 +111,7 @@ def sampling(gateway: Gateway, body: Common, defaults: Mapping[str, float], own:
     wanted = {name: value for name, value in given.items() if value is not None}
     if "seed" in wanted:
         wanted["seed"] %= MAX_SEED + 1
-    able = gateway.source.info.capabilities
+    able = gateway.info.capabilities
     abilities.generation(able)
     for name in wanted:
         if name not in able.sampling_params:
@@ -123,7 +123,7 @@ def all_tokens(gateway: Gateway, http: Exchange, answers: int = 1) -> int:
     """What -1 asks for: as many tokens as the server and the key let each of so many answers have, at most all of the
     context.
     """
-    most = gateway.source.info.limits.max_tokens
+    most = gateway.info.limits.max_tokens
     bound = None if http.account is None else http.account.bounds.max_tokens
     return most if bound is None else min(most, max(1, bound // answers))
 
@@ -133,7 +133,7 @@ def allowed_tokens(gateway: Gateway, asked: int | None, name: str) -> int | None
 
     More than the context holds is no error, since it depends on the prompt: such an answer ends where the context does.
     """
-    limits = gateway.source.info.limits
+    limits = gateway.info.limits
     if asked is not None and limits.has_max_tokens and asked > limits.max_tokens:
         raise BadRequest.at(name, f"{asked:,} is over this server's limit of {limits.max_tokens:,} (--max-tokens)")
     return asked
@@ -141,20 +141,20 @@ def allowed_tokens(gateway: Gateway, asked: int | None, name: str) -> int | None
 
 def context_window(gateway: Gateway) -> int:
     """Tokens of the context that a penalty can look back over."""
-    return min(gateway.source.info.limits.n_ctx, MAX_WINDOW)
+    return min(gateway.info.limits.n_ctx, MAX_WINDOW)
 
 
 def of_output(gateway: Gateway, body: Common) -> dict[str, Any]:
     """Sampling of dialects whose penalties count what has been generated, all of it, and not the prompt."""
-    if "penalize_prompt" not in gateway.source.info.capabilities.sampling_params:  # a server of before
+    if "penalize_prompt" not in gateway.info.capabilities.sampling_params:  # a server of before
         return {}
-    windows = (body.penalty_window, gateway.source.info.capabilities.suggested_sampling.get("penalty_window"))
+    windows = (body.penalty_window, gateway.info.capabilities.suggested_sampling.get("penalty_window"))
     window = next((each for each in windows if each is not None), context_window(gateway))
     return {"penalize_prompt": body.penalize_prompt or False, "penalty_window": window}
 
 
 def _defaults(gateway: Gateway, dialect: Mapping[str, float]) -> dict[str, float]:
-    able = gateway.source.info.capabilities
+    able = gateway.info.capabilities
     known = {name: value for name, value in dialect.items() if name in able.sampling_params}
     return {**known, **able.suggested_sampling, **gateway.config.chosen_sampling}
 

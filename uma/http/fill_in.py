@@ -52,14 +52,14 @@ async def filled(
     """The requests with the tokens of `gap` for their prompts, and what is to be told of it: files that do not fit the
     context are left out, from the first on. Raises what `Source.tokenize` does, and `BadRequest` for what is no text.
     """
-    marks = check(gateway.source.info.capabilities, gap.field)
+    marks = check(gateway.info.capabilities, gap.field)
     made, notes = list[Request](), list[str]()
 
     async def read() -> None:
         for request in requests:
             prompt = _Prompt(gateway, http, marks, gap.field)
             before = _text_before(request) if gap.before is None else gap.before
-            most = gateway.source.info.limits.n_ctx - _wanted(gateway, request)
+            most = gateway.info.limits.n_ctx - _wanted(gateway, request)
             ids, left_out = await prompt.ids(gap, before, most)
             made.append(attrs.evolve(request, prompt=None, messages=None, parse_special=False, token_ids=tuple(ids)))
             if left_out:
@@ -71,7 +71,7 @@ async def filled(
 
 def _wanted(gateway: Gateway, request: Request) -> int:
     """Tokens of the context that the answer is given before other files are, a quarter at most."""
-    limits = gateway.source.info.limits
+    limits = gateway.info.limits
     asked = request.sampling.max_tokens
     return min(limits.default_max_tokens if asked is None else asked, limits.n_ctx // 4)
 

@@ -25,7 +25,7 @@ from uma.http.body_budget import BodyBudget
 from uma.http.dialect import JSON, Body, Writer, dumps
 from uma.http.exchange import Exchange
 from uma.http.generation import gather, stream, unless_gone
-from uma.http.ignored import header_value
+from uma.http.ignored import Ignored, header_value
 from uma.http.keys import KeyFile
 from uma.http.models import ModelNames
 from uma.http.problem import Forbidden, RateLimited
@@ -48,6 +48,7 @@ from uma.types import (
     Request,
     RerankRequest,
     RunningRequest,
+    ServerInfo,
     Source,
     Usage,
 )
@@ -141,6 +142,8 @@ class Gateway:
     _names: ModelNames | None = attrs.field(default=None, init=False)
     models: Models | None = attrs.field(default=None, init=False)
     """The source, where it is several models."""
+    _card: ServerInfo | None = attrs.field(default=None, init=False)
+    """See `to_model`."""
     _of_one: RuntimeConfig | None = attrs.field(default=None, init=False)
     """The settings for one of them, whose own card has its sampling figures."""
     began_sec: float = attrs.field(factory=time.monotonic, init=False)
@@ -204,10 +207,12 @@ class Gateway:
         self._of_one = attrs.evolve(self.config, **no_sampling) if self.models else None
         self.readiness.set()
 
-    def to_model(self, source: Source, names: ModelNames) -> Gateway:
-        """A copy of the gateway, to one of several models."""
+    def to_model(self, source: Source, names: ModelNames, card: ServerInfo | None = None) -> Gateway:
+        """A copy of the gateway, to one of several models; or with a `card` to judge a body by that, before its model
+        is loaded. Then no ignored field is noted.
+        """
         gateway = copy(self)
-        gateway._source, gateway._names, gateway.models = source, names, None
+        gateway._source, gateway._names, gateway.models, gateway._card = source, names, None, card
         gateway.config = self._of_one or self.config
         return gateway
 
@@ -216,6 +221,11 @@ class Gateway:
         """What answers. There is none while `progress` is there."""
         assert self._source is not None
         return self._source
+
+    @property
+    def info(self) -> ServerInfo:
+        """What the source tells of itself and its model."""
+        return self._card or self.source.info
 
     @property
     def names(self) -> ModelNames:
@@ -231,7 +241,8 @@ class Gateway:
 
     def reader(self, http: Exchange) -> Reader:
         """A reader of the body of `http`."""
-        return Reader(http.id, self.source.info, http.ignored, http.names, partial(self.names.check, http=http))
+        ignored = Ignored() if self._card else http.ignored
+        return Reader(http.id, self.info, ignored, http.names, partial(self.names.check, http=http))
 
     async def generate(self, http: Exchange, writer: Writer) -> None:
         """Answer with what is generated for `writer`; see `uma/http/generation.py`. Raises `ShuttingDown` where `abort`
@@ -275,7 +286,7 @@ class Gateway:
         it, `Ended` where its client did, and `RateLimited` or `Forbidden` where it is over the key's bounds.
         """
         self.unread.check()
-        request = self._admitted_whole(http, request)
+        request = self.admitted_whole(http, request)
         with self._ended_from_outside(http, 1) as work, metered_whole(request, http.account) as meter:
             found = await unless_gone(http, partial(ask, request))
             meter.usage = Usage(tokens_of(found), 0, 0)
@@ -327,19 +338,15 @@ class Gateway:
         """The requests as the key's bounds have them. Raises `RateLimited` where they are over one and waiting helps,
         else `Forbidden`.
         """
-        self.check_rate(http, len(requests))
-        return self.fitted(http, requests)
-
-    def check_rate(self, http: Exchange, requests: int) -> None:
-        """Raise as `admitted` where the key is over what it can have running, or within a minute."""
         if http.account is not None:
-            _check_rate(http.account, requests)
+            _check_rate(http.account, len(requests))
+        return self.fitted(http, requests)
 
     def fitted(self, http: Exchange, requests: Sequence[Request]) -> Sequence[Request]:
         """The rest of `admitted`: what the key's bounds say of each request."""
         if http.account is None:
             return requests
-        fitted, default = [], self.source.info.limits.default_max_tokens
+        fitted, default = [], self.info.limits.default_max_tokens
         for request in requests:
             fit = http.account.fit(request, has_priority=http.has_priority, default_max_tokens=default)
             if isinstance(fit, Excess):
@@ -347,8 +354,8 @@ class Gateway:
             fitted.append(fit)
         return fitted
 
-    def _admitted_whole(self, http: Exchange, request: W) -> W:
-        """Admit a request that generates nothing."""
+    def admitted_whole(self, http: Exchange, request: W) -> W:
+        """`admitted` for a request that generates nothing."""
         if http.account is None:
             return request
         _check_rate(http.account, 1)

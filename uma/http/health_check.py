@@ -39,7 +39,7 @@ async def check_health(gateway: Gateway, http: Exchange) -> None:
 
 async def _result(gateway: Gateway, http: Exchange, payload: HealthCheckPayload) -> HealthCheckResult:
     """How it went, but for the time it took. Raises what concerns the payload or the key."""
-    able = gateway.source.info.capabilities
+    able = gateway.info.capabilities
     if payload.type == "generation":
         abilities.generation(able)
         allowed_tokens(gateway, payload.max_tokens, "max_tokens")

@@ -98,7 +98,7 @@ async def _tokenized(gateway: Gateway, http: Exchange, text: str, body: Tokenize
         found = await gateway.source.tokenize(request, pieces=bool(body.with_pieces))
         first = 0 if body.add_special else found.added_tokens
         tokens, pieces = found.token_ids[first:], found.pieces and found.pieces[first:]
-    written = partial(_written_tokens, tokens, pieces, gateway.source.info.limits.n_ctx)
+    written = partial(_written_tokens, tokens, pieces, gateway.info.limits.n_ctx)
     return written() if len(tokens) <= MAX_INLINE_TOKENS else await trio.to_thread.run_sync(written)
 
 
@@ -194,7 +194,7 @@ async def lora_adapters(gateway: Gateway, http: Exchange) -> None:
     """`GET /lora-adapters`: what `lora` of a request can name; one that names none has a scale of 0 of each. Of several
     models those of the one that the query names.
     """
-    names = gateway.source.info.capabilities.adapters
+    names = gateway.info.capabilities.adapters
     if (models := gateway.models) is not None:
         named = await known_model(models, http, http.query.get("model"))
         names = (models.listed()[0] if named is None else models.find(named)).adapters
@@ -215,7 +215,7 @@ async def props(gateway: Gateway, http: Exchange) -> None:
     """`GET /props`: the model, what can be asked of it, and the bounds. Of several models, as llama-server's router has
     it, unless one is named.
     """
-    info = gateway.source.info
+    info = gateway.info
     if gateway.models is not None:
         general = {"model_alias": "models", "model_path": "none", "build_info": info.server}
         settings_of_none = {"default_generation_settings": {"n_ctx": 0, "params": {}}}
@@ -227,7 +227,7 @@ async def props(gateway: Gateway, http: Exchange) -> None:
             "model_alias": gateway.names.name,
             "chat_template": info.chat_template,
             "build_info": info.server,
-            "total_slots": gateway.source.info.limits.max_sequences,
+            "total_slots": gateway.info.limits.max_sequences,
             "default_generation_settings": {"n_ctx": info.limits.n_ctx, "params": _default_settings(gateway)},
             "is_sleeping": False,
             "endpoint_slots": True,
@@ -244,7 +244,7 @@ async def props(gateway: Gateway, http: Exchange) -> None:
 
 def _default_settings(gateway: Gateway) -> dict[str, Any]:
     """How a native completion is sampled whose body says nothing; nothing where the model does not generate."""
-    info = gateway.source.info
+    info = gateway.info
     if not info.capabilities.generate:
         return {}
     return settings(sampling(gateway, Common(), DRAWN, {}), UNBOUNDED, MAX_SEED, stream=False)
@@ -257,7 +257,7 @@ async def slots(gateway: Gateway, http: Exchange) -> None:
         {
             "id": index,
             "is_processing": True,
-            "n_ctx": gateway.source.info.limits.n_ctx,
+            "n_ctx": gateway.info.limits.n_ctx,
             "request": each.id,
             "priority": each.priority,
             "n_prompt_tokens": each.prompt_tokens,
@@ -268,8 +268,8 @@ async def slots(gateway: Gateway, http: Exchange) -> None:
         }
         for index, each in enumerate(running)
     ]
-    idle = range(len(busy), gateway.source.info.limits.max_sequences)
-    n_ctx = gateway.source.info.limits.n_ctx
+    idle = range(len(busy), gateway.info.limits.max_sequences)
+    n_ctx = gateway.info.limits.n_ctx
     await http.answer_json([*busy, *({"id": index, "is_processing": False, "n_ctx": n_ctx} for index in idle)])
 
 

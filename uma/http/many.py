@@ -5,36 +5,40 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
-from typing import Any, get_args
+from typing import Any
 
 import attrs
 import trio
 
 from uma.errors import BadRequest, Loading, ModelUnusable, UmaError, UnknownModel
-from uma.http.dialect import Dialect
+from uma.http.abilities import ANY
+from uma.http.ask import Generates
+from uma.http.decisions import Decides
+from uma.http.dialect import Dialect, Writer
+from uma.http.embedding import Computes
 from uma.http.exchange import Exchange
-from uma.http.fields import lane
 from uma.http.gateway import Gateway
 from uma.http.generation import HEARTBEAT_SEC, NO_BUFFERING, unless_gone
 from uma.http.ignored import header_value
 from uma.http.keep_alive import keep_sec
 from uma.http.local_user import is_manager
 from uma.http.models import FOREIGN, MODEL_HEADER, ModelNames
-from uma.http.problem import Forbidden, NotFound
+from uma.http.problem import Forbidden, NotFound, Unsupported
 from uma.models.names import with_each, without_adapter
 from uma.net.client import QUEUED
-from uma.net.quota import Excess, Lane
+from uma.net.quota import Excess
 from uma.types import MAX_KEEP_SEC, ListedModel, Models, Source
 
 
 @asynccontextmanager
-async def of_model(gateway: Gateway, http: Exchange, dialect: Dialect | None = None) -> AsyncIterator[Gateway]:
+async def of_model(gateway: Gateway, http: Exchange, endpoint: object) -> AsyncIterator[Gateway]:
     """A block with the gateway to the model that a request names, which stays loaded; with one model, `gateway`.
 
-    An endpoint that streams has a `dialect`. Raises `UnknownModel`, `Forbidden` where the key is bound to others, and
+    An `endpoint` that streams has a `dialect`. Raises `UnknownModel`, `Forbidden` where the key is bound to others, and
     why the model cannot be loaded; where the query says that it is not to be (`autoload=false`), `BadRequest`, or
-    `Loading` while it is being loaded. A GET loads nothing, so that no page elsewhere can do so by the address of a
-    picture: it raises `NotFound` where the model is not loaded.
+    `Loading` while it is being loaded. What the endpoint and the key's bounds refuse whatever the model is, they refuse
+    before it is loaded. A GET loads nothing, so that no page elsewhere can do so by the address of a picture: it raises
+    `NotFound` where the model is not loaded.
     """
     if (models := gateway.models) is None:
         check_only_model(gateway, http)
@@ -56,27 +60,36 @@ async def of_model(gateway: Gateway, http: Exchange, dialect: Dialect | None = N
         # (Some clients always say so: it is a wish beside their request.)
         kept = None
         http.ignored.add("keep_alive")
+    queued = 0, 1
+    if isinstance(endpoint, Generates | Computes | Decides) and models.loaded(name) is None:
+        card = await models.card(name, loads=False)
+        able = attrs.evolve(ANY, vision=models.find(http.model).vision)
+        names = ModelNames(asked or card.model.name, takes_any=True)
+        any_model = gateway.to_model(models, names, attrs.evolve(card, capabilities=able))
+        queued = await _judged(any_model, http, endpoint)
+    QUEUED.set(queued)
+    dialect = getattr(endpoint, "dialect", None)
     async with AsyncExitStack() as stack:
         async with trio.open_nursery() as telling:
             if dialect is not None and dialect.is_streamed(fields):
                 telling.start_soon(_tell_of_load, http, dialect, partial(models.find, http.model))
             with gateway.waiting(http):
-                QUEUED.set(queued(http, fields))
                 source = await unless_gone(http, partial(stack.enter_async_context, models.using(name, kept, http.id)))
             telling.cancel_scope.cancel()
         http.model = source.info.model.name
         yield gateway.to_model(source, ModelNames(asked or source.info.model.name, takes_any=True))
 
 
-def queued(http: Exchange, fields: Mapping[str, Any]) -> tuple[int, int]:
-    """See `QUEUED`; the fields are checked later."""
-    named = next((each for each in get_args(Lane) if each == fields.get("priority")), None)
-    wanted = lane(named, http)
-    if http.account is not None:
-        allowed = http.account.lane(wanted, has_priority=http.has_priority)
-        wanted = 0 if isinstance(allowed, Excess) else allowed
-    answers = [each for each in (fields.get("n"), fields.get("best_of")) if isinstance(each, int)]
-    return wanted, max([1, *answers])
+async def _judged(gateway: Gateway, http: Exchange, endpoint: Generates | Computes | Decides) -> tuple[int, int]:
+    """See `QUEUED`. Raises what a body is refused for whatever its model can do."""
+    with suppress(Unsupported):
+        _, asked = await http.built(partial(endpoint.begin, gateway, http, gateway.reader(http)), keeps=True)
+        if isinstance(asked, Writer):
+            requests = gateway.admitted(http, asked.requests)
+            return requests[0].priority, max(each.sampling.drawn_answers for each in requests)
+        if asked is not None:
+            return gateway.admitted_whole(http, asked).priority, 1
+    return 0, 1
 
 
 async def _tell_of_load(http: Exchange, dialect: Dialect, look: Callable[[], ListedModel]) -> None:

@@ -57,7 +57,7 @@ def _model(gateway: Gateway, name: str, http: Exchange) -> dict[str, Any]:
     """The only model, under one of its names."""
     if not is_anthropic(http):
         return openai.model(gateway, name)
-    limits = gateway.source.info.limits
+    limits = gateway.info.limits
     sizes = {"max_input_tokens": limits.n_ctx, "max_tokens": limits.max_tokens}
     return _anthropic_model(gateway, name, gateway.names.name) | sizes
 

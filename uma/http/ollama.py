@@ -168,7 +168,7 @@ async def generate(gateway: Gateway, http: Exchange) -> None:
 
 async def _answer(gateway: Gateway, http: Exchange, endpoint: Generates, asks: str, nothing: dict[str, Any]) -> None:
     if (await http.fields()).get(asks) or not await _unloaded(gateway, http, nothing):
-        async with of_model(gateway, http, endpoint.dialect) as one:
+        async with of_model(gateway, http, endpoint) as one:
             await endpoint(one, http)
 
 
@@ -431,7 +431,7 @@ _GENERATE = Generates(_streaming("prompt"), _read_generate)
 
 async def version(gateway: Gateway, http: Exchange) -> None:
     """`GET /api/version`."""
-    await http.answer_json({"version": VERSION, "server": gateway.source.info.server})
+    await http.answer_json({"version": VERSION, "server": gateway.info.server})
 
 
 async def tags(gateway: Gateway, http: Exchange) -> None:
@@ -441,7 +441,7 @@ async def tags(gateway: Gateway, http: Exchange) -> None:
         await _read_digests(listed)
         await http.answer_json({"models": [_listed(gateway, each, each.name) for each in listed]})
         return
-    model = gateway.source.info.model
+    model = gateway.info.model
     await _read_digests([model])
     await http.answer_json({"models": [_listed(gateway, model, name) for name in gateway.model_names]})
 
@@ -453,7 +453,7 @@ async def running(gateway: Gateway, http: Exchange) -> None:
         await _read_digests(loaded)
         await http.answer_json({"models": [_listed(gateway, each, each.name) | _resident(each) for each in loaded]})
         return
-    info = gateway.source.info
+    info = gateway.info
     await _read_digests([info.model])
     await http.answer_json({"models": [_listed(gateway, info.model, gateway.names.name) | _running(info)]})
 
@@ -502,7 +502,7 @@ def _described(model: ModelInfo | ListedModel) -> dict[str, Any]:
 
 def _parameters(gateway: Gateway) -> dict[str, Any]:
     """The context, and how an answer is drawn that nothing is said of, in Ollama's words."""
-    info = gateway.source.info
+    info = gateway.info
     found: dict[str, Any] = {"num_ctx": info.limits.n_ctx}
     if info.capabilities.generate:
         figures = sampling(gateway, Options(), DEFAULTS, {}).settled
@@ -518,7 +518,7 @@ def _parameters(gateway: Gateway) -> dict[str, Any]:
 
 def _modelfile(gateway: Gateway, parameters: Mapping[str, Any]) -> str:
     """What is loaded, as a Modelfile of Ollama's. The template is Jinja's, as the model's file has it."""
-    info = gateway.source.info
+    info = gateway.info
     texts = (("TEMPLATE", info.chat_template), ("LICENSE", info.model.license))
     lines = [
         f"FROM {info.model.name}",
@@ -533,7 +533,7 @@ async def show(gateway: Gateway, http: Exchange) -> None:
     reader = gateway.reader(http)
     body = await http.built(lambda fields: read(fields, NameBody, http.ignored))
     gateway.names.check(reader.first(("model", body.model or None), ("name", body.name or None)))
-    model, able = gateway.source.info.model, gateway.source.info.capabilities
+    model, able = gateway.info.model, gateway.info.capabilities
     parameters = _parameters(gateway)
     await http.answer_json(
         {
@@ -541,13 +541,13 @@ async def show(gateway: Gateway, http: Exchange) -> None:
             "license": model.license or "",
             "modelfile": _modelfile(gateway, parameters),
             "parameters": "\n".join(f"{name:<30} {value}" for name, value in parameters.items()),
-            "template": gateway.source.info.chat_template,
+            "template": gateway.info.chat_template,
             "details": _described(model),
             "model_info": {
                 "general.architecture": model.architecture,
                 "general.parameter_count": model.parameters,
                 "general.basename": model.name,
-                f"{model.architecture}.context_length": gateway.source.info.limits.n_ctx,
+                f"{model.architecture}.context_length": gateway.info.limits.n_ctx,
             },
             "capabilities": [
                 "completion" if able.generate else "embedding",

@@ -76,7 +76,7 @@ class StreamOptions:
 
 def model(gateway: Gateway, name: str) -> dict[str, Any]:
     """The loaded model under one of its names, as lists of models have it."""
-    info = gateway.source.info
+    info = gateway.info
     return {
         "id": name,
         "object": "model",

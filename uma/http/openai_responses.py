@@ -11,7 +11,7 @@ import attrs
 
 from uma.constraints import Length, Range, Text
 from uma.http import abilities, stored_responses
-from uma.http.ask import ChatAsk, Generates, Tokenizes
+from uma.http.ask import Ask, ChatAsk, Generates, Said, Tokenizes
 from uma.http.dialect import Body, Dialect, Writer, sse
 from uma.http.exchange import Exchange
 from uma.http.fields import Common
@@ -358,6 +358,13 @@ class _Responses(Generates):
         elif fields.get("store"):
             http.ignored.add("store")
         await Generates(self.dialect, partial(_read, stored=len(before)))(gateway, http, keep)
+
+    def begin(
+        self, gateway: Gateway, http: Exchange, reader: Reader, fields: dict[str, Any]
+    ) -> tuple[Ask | Said, Writer | None]:
+        if fields.get("previous_response_id") is not None:
+            return Said({}), None
+        return super().begin(gateway, http, reader, fields)
 
 
 responses = _Responses(RESPONSES, _read)

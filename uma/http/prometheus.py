@@ -19,7 +19,7 @@ def exposition(snapshot: Mapping[str, Any], gateway: Gateway) -> str:
     """The text of `/metrics`, each family with its HELP and TYPE. What is of one model has its name as a label."""
     own = {"uptime_sec": round(time.monotonic() - gateway.began_sec, 3)}
     snapshot = own | dict(snapshot)  # a server's that is behind a gateway is the server's
-    own_name = gateway.source.info.model.name  # not as the query has it
+    own_name = gateway.info.model.name  # not as the query has it
     models: Mapping[str, Mapping[str, Any]] = snapshot.pop("models", {own_name: snapshot})
     if gateway.models is None:
         models = {own_name: models.get(own_name, {})}

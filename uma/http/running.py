@@ -97,7 +97,7 @@ async def control(gateway: Gateway, http: Exchange) -> None:
 async def _end_thinking(gateway: Gateway, http: Exchange, id: str) -> None:
     """Raises `NotFound` as `_find`, and `Unsupported` where the model does not think."""
     end_thinking, _ = await _find(gateway, http, id)
-    if not gateway.source.info.capabilities.reasoning:
+    if not gateway.info.capabilities.reasoning:
         raise Unsupported.at("id", "this model's chat template has no marks of thinking, so there is none to be ended")
     end_thinking()
 

@@ -138,8 +138,8 @@ class LoadedModels(Models):
         return self._card_of(self._model(None))
 
     def _card_of(self, model: ServedModel) -> ServerInfo:
-        card = self._blank() if model.card is None else self._with_own_limits(model.card)  # what there is changes
-        return attrs.evolve(card, models=self.names)
+        card = self._with_own_limits(model.card) if model.card else self._blank(self._config_of(model.file))
+        return attrs.evolve(card, models=self.names)  # what there is changes
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -420,8 +420,7 @@ class LoadedModels(Models):
                 nursery.start_soon(answer, held)
         return found
 
-    def _blank(self) -> ServerInfo:
-        config = self.config
+    def _blank(self, config: RuntimeConfig) -> ServerInfo:
         return ServerInfo(
             f"uma/{__version__}",
             ModelInfo("models", "", "", 0, 0, "", 0, 0, has_chat_template=True),
@@ -430,8 +429,8 @@ class LoadedModels(Models):
                 n_ctx=config.n_ctx,
                 max_tokens=config.max_tokens or DEFAULT_MAX_TOKENS,
                 max_prompt_bytes=config.max_prompt_bytes,
-                max_frame_bytes=config.frame_bytes(takes_media=any(map(self._takes_media, self.shelf.files))),
-                max_sessions=config.max_sessions,
+                max_frame_bytes=self.config.frame_bytes(takes_media=any(map(self._takes_media, self.shelf.files))),
+                max_sessions=self.config.max_sessions,
                 max_queue=config.max_queue,
                 max_sequences=config.max_sequences or AT_ONCE,
                 has_max_tokens=config.max_tokens > 0,
@@ -889,7 +888,7 @@ class LoadedModels(Models):
 
     def _with_own_limits(self, info: ServerInfo) -> ServerInfo:
         """A process's card, with the bounds that clients meet here."""
-        ours = self._blank().limits
+        ours = self._blank(self.config).limits
         limits = attrs.evolve(info.limits, max_frame_bytes=ours.max_frame_bytes, max_sessions=ours.max_sessions)
         return attrs.evolve(info, limits=limits)
 

@@ -20,7 +20,7 @@ from uma.http.exchange import Exchange
 from uma.http.fields import MAX_MESSAGES, Common, allowed_tokens, urgency
 from uma.http.gateway import Gateway
 from uma.http.local_user import user_of
-from uma.http.many import check_only_model, known_model, named_models, queued
+from uma.http.many import check_only_model, known_model, named_models
 from uma.http.models import ModelNames
 from uma.http.page.answers import NOTHING, UPDATE_INTERVAL_SEC, Answers, Extent, Make, PageAnswer, event, given
 from uma.http.page.assets import Asset, load
@@ -134,7 +134,7 @@ class Page:
         adapters is several here, too.
         """
         more: dict[str, Any] = {}
-        source_info, called = self.gateway.source.info, self.gateway.source.info.model.name
+        source_info, called = self.gateway.info, self.gateway.info.model.name
         if (models := self.gateway.models) is not None:
             every = choices(named_models(models, http))
             chosen = await _chosen(models, http, every)
@@ -165,8 +165,10 @@ class Page:
         else:
             name = await known_model(models, http, body.model)
             name = None if name is None else with_adapter(name, body.model, models.find(name).adapters)
-            self.gateway.check_rate(http, 1)
-            make = partial(self._request_of, models, name, http, body)
+            card = await models.card(name, loads=False)
+            any_model = self.gateway.to_model(models, ModelNames(card.model.name, takes_any=True), card)
+            (request,) = self.gateway.admitted(http, [self._request(any_model, http, body)])
+            make = partial(self._request_of, models, name, http, body, request.priority)
         token = body.token or secrets.token_hex(16)
         last = body.messages[-1]
         begun = last.content if last.role == "assistant" else ""
@@ -177,10 +179,11 @@ class Page:
         http.has_computed = True
         await self._stream(http, answer, NOTHING)
 
-    async def _request_of(self, models: Models, name: str | None, http: Exchange, body: AnswerBody) -> Request:
+    async def _request_of(
+        self, models: Models, name: str | None, http: Exchange, body: AnswerBody, lane: int
+    ) -> Request:
         """The request for one of several models, once that is loaded."""
-        wish = models.info.limits.max_priority if body.priority is None else body.priority
-        QUEUED.set(queued(http, {"priority": wish}))
+        QUEUED.set((lane, 1))
         async with models.using(name, id=_id(http)) as source:
             gateway = self.gateway.to_model(source, ModelNames(name or source.info.model.name, takes_any=True))
             (request,) = gateway.fitted(http, [self._request(gateway, http, body)])
@@ -189,7 +192,7 @@ class Page:
     def _request(self, gateway: Gateway, http: Exchange, body: AnswerBody) -> Request:
         """What the model of `gateway` is asked."""
         allowed_tokens(gateway, body.sampling.max_tokens, "sampling.max_tokens")
-        thinks, info = False if body.reasoning == "off" else None, gateway.source.info
+        thinks, info = False if body.reasoning == "off" else None, gateway.info
         wish = urgency(body, http)
         if not http.has_priority:  # a person waits for it: as interactive as the bounds of key and gateway let it be
             wish["priority"] = info.limits.max_priority
