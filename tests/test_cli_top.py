@@ -459,7 +459,7 @@ def test_several_models_are_watched_none_is_loaded_by_that_and_their_requests_ar
                 asked = {"no loaded model knows": ["explain"], "no model is loaded": ["trace", str(directory / "t")]}
                 for said, words in asked.items():
                     told = uma_told(*words, "--socket", str(server.process.socket))
-                    assert (told.returncode, said in told.stderr) == (1, True)
+                    assert (told.returncode, said in told.stderr) == (2, True)
                 with server.connect() as raw:
                     body = {"model": "beta", "prompt": "a", "max_tokens": 30_000, "ignore_eos": True, "stream": True}
                     raw.send("POST", "/v1/completions", body, user_agent="watched/1")

@@ -10,13 +10,12 @@ A client raises the very class the server raised: `from_code` finds it.
     │   └── ModelUnusable
     ├── ConnectionLost         the session's connection
     ├── TimedOut               also a TimeoutError
-    ├── what a program passes
-    │   ├── WrongKind          also a TypeError
-    │   └── WrongPlace         also a ValueError and a RuntimeError
+    ├── WrongPlace             also a ValueError and a RuntimeError
     ├── what a client sent
     │   ├── FrameTooLarge, InvalidJson, VersionMismatch, Busy
     │   ├── BadRequest
-    │   │   └── WrongValues    what a program passes, also a ValueError
+    │   │   ├── WrongValues    what a program passes, also a ValueError
+    │   │   └── WrongKind      what a program passes, also a TypeError
     │   └── TemplateError      messages that a chat template refuses, or a broken template
     ├── limits
     │   ├── PromptTooLarge, TooManySessions, IdleTimeout
@@ -79,12 +78,6 @@ class ModelError(UmaError):
     code = "E_MODEL"
 
 
-class WrongKind(UmaError, TypeError):
-    """An argument is of another kind, or a keyword is unknown. To a peer it is a `BadRequest`: both have one code."""
-
-    code = "E_PROTO_BAD_REQUEST"
-
-
 class WrongPlace(UmaError, ValueError, RuntimeError):
     """A call where nothing can answer it: an `LLM` that is closed or another process's, or no Trio runs."""
 
@@ -131,6 +124,10 @@ class WrongValues(BadRequest, ValueError):
     """Fields of a class that people construct by hand are wrong, or an argument's value is. To a peer it is a
     `BadRequest`: both have one code.
     """
+
+
+class WrongKind(BadRequest, TypeError):
+    """An argument is of another kind, or a keyword is unknown. To a peer it is a `BadRequest`: both have one code."""
 
 
 class UnknownModel(BadRequest, ModelError):
