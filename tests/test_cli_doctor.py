@@ -102,6 +102,19 @@ def test_a_broken_file_that_nothing_uses_is_told_and_in_nobodys_way(
     assert "; 1 more broken files: " in run(capsys)[1]["models"]["lacks"]
 
 
+@pytest.mark.parametrize("option", ["--http-keys", "--http-tls-cert", "--socket-users"])
+def test_a_broken_file_of_a_server_that_runs_is_told_with_what_the_server_does(
+    capsys: Capsys, tmp_path: Path, option: str
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("[broken\n")
+    more = ("--http-tls-key", str(file)) if option == "--http-tls-cert" else ()
+    code, found = run(capsys, option, str(file), *more)
+    assert (code, found["access"]["finding"]) == (1, str(file))
+    assert found["access"]["todo"].startswith(f"{option}: {file}")
+    assert found["access"]["todo"].endswith("a server that runs keeps what it read before")
+
+
 def test_a_machine_whose_threads_wait_for_each_other_is_marked_and_told_what_to_do(
     capsys: Capsys, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

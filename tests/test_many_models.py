@@ -500,7 +500,17 @@ def test_a_killed_process_ends_its_own_requests_alone_and_comes_back(
         assert (error["event"], error["code"]) == ("error", "E_RUNTIME_INTERNAL")
         assert "beta" in error["message"]
         assert other.last_of("o")["event"] == "eos"
+    server.process.log.wait_for("event=model.ended model=beta")
+
+    def doctor() -> str:
+        return " ".join(run_to_end(*uma_command("doctor", "--socket", str(server.process.socket))).stdout.split())
+
+    told = (
+        "! server: beta: its process has ended by SIGKILL; the system does that where memory runs out; the next request"
+    )
+    assert told in doctor()
     assert text_of(complete(server, "beta")) == texts["beta"]
+    assert "beta: its process" not in doctor()
 
 
 @pytest.mark.parametrize("is_told", [False, True], ids=["unasked", "asked"])

@@ -16,7 +16,7 @@ import attrs
 import trio
 
 from uma import figures, posix
-from uma.cli import words
+from uma.cli import describe, words
 from uma.client import connect, dialled
 from uma.config import RuntimeConfig
 from uma.engine import sizing
@@ -29,7 +29,8 @@ from uma.models import catalog, places, projectors
 from uma.net.logfmt import unlogged
 from uma.net.place import objection
 from uma.server import socketfile
-from uma.types import MAX_PAUSE_SEC, LoadState
+from uma.server.users import Users
+from uma.types import MAX_PAUSE_SEC, ListedModel, LoadState
 from uma.version import __version__
 
 BUILD_FLAGS = {"avx2": "AVX2", "fma": "FMA", "f16c": "F16C", "avx512f": "AVX512", "asimddp": "DOTPROD"}
@@ -229,6 +230,24 @@ def folders(config: RuntimeConfig) -> Iterator[Check]:
         yield _cache_dir(Path(config.prefix_folder).expanduser())
 
 
+def access(config: RuntimeConfig) -> Iterator[Check]:
+    """The files of keys, users and the certificate, where the settings name any: a broken one that a server reads again
+    leaves it with what it had.
+    """
+    named = [file for file in (config.http_keys, config.http_tls_cert, config.socket_users) if file]
+    if not named:
+        return
+    from uma.http import serve  # noqa: PLC0415  (slow to import)
+
+    todo = ""
+    try:
+        serve.check(attrs.evolve(config, http=config.http or "127.0.0.1:0"))
+        Users.load(config.socket_users)
+    except ConfigError as error:
+        todo = f"{describe(error)}; a server that runs keeps what it read before"
+    yield Check("access", ", ".join(named), todo)
+
+
 def _socket_problem(path: Path) -> str:
     if (problem := objection(path)) is not None:
         return problem
@@ -309,6 +328,11 @@ def server(config: RuntimeConfig) -> Check:
         return Check("server", "refuses", error.message)
 
 
+def _failure(model: ListedModel) -> str:
+    is_over = model.fits and model.state == "unloaded" and model.failure
+    return f"{model.failure}; the next request for it loads it again" if is_over else model.failure
+
+
 async def _ask_server(config: RuntimeConfig) -> Check:
     with trio.fail_after(SERVER_TIMEOUT_SEC):
         try:
@@ -326,7 +350,7 @@ async def _ask_server(config: RuntimeConfig) -> Check:
         left = f" for {words.time_span(paused_sec)} more" if paused_sec < MAX_PAUSE_SEC / 2 else ""
         return Check("server", f"paused{left}: it computes nothing", "`uma resume` continues")
     if several and health.status == "ok":
-        lacks = [model.not_pinned or model.failure for model in listed if model.not_pinned or not model.fits]
+        lacks = [why for model in listed if (why := model.not_pinned or _failure(model))]
         return Check("server", f"ok: {words.names(several)}", lacks="; ".join(lacks))
     todo = "its engine gives no token: look at its log, restart it" if health.status == "stalled" else ""
     return Check("server", f"{health.status}, a token after {words.duration(health.latency_ms)}: {card}", todo)

@@ -54,6 +54,7 @@ def examine(config: RuntimeConfig) -> list[Check]:
         *checks.computing(config),
         *checks.machine(config),
         *checks.folders(config),
+        *checks.access(config),
         *checks.models(config),
         checks.server(config),
     ]
