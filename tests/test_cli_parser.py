@@ -108,7 +108,7 @@ def test_help_leaves_out_three_settings_at_least_and_a_diagnosis_has_those_it_lo
     assert 0 in n_rare and min(n for n in n_rare if n) >= 3
     assert "--config" in command("pin").format_help()
     options = command("doctor").options()
-    assert {"--socket", "--threads", "--models"} <= set(options)
+    assert {"--socket", "--threads", "--models", "--http-keys", "--http-tls-cert"} <= set(options)
     assert not {"--http", "--max-tokens", "--temperature"} & set(options)
 
 

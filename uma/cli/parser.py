@@ -31,7 +31,7 @@ from uma.cli.options import (
 )
 from uma.cli.sanitize import sanitize
 from uma.cli.table import wrapped
-from uma.config import LOG, SERVER_ONLY, settings
+from uma.config import HTTP, LOG, SERVER_ONLY, settings
 from uma.types import MAX_PAUSE_SEC, MAX_TRACE_SEC, DecisionQuestion, Option
 from uma.types.decision import MAX_LEVELS, MAX_OPTIONS, QuestionKind
 from uma.version import __version__
@@ -534,7 +534,8 @@ def _describe_config(parser: argparse.ArgumentParser) -> None:
 def _describe_doctor(parser: argparse.ArgumentParser) -> None:
     add_flag(parser, "--json", "a JSON object instead of a table")
     add_flag(parser, "--details", "also the build, folders and memory, where nothing needs doing about them")
-    add_settings(parser, leave_out=SAMPLING | LOG)
+    looked_at = {"http_keys", "http_tls_cert", "http_tls_key"}
+    add_settings(parser, leave_out=HTTP - looked_at | SAMPLING | LOG)
 
 
 def _describe_schema(parser: argparse.ArgumentParser) -> None:
