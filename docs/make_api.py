@@ -233,7 +233,7 @@ def metrics_table() -> str:
     figures = EngineMetrics().snapshot() | dict.fromkeys((*OF_SERVER, *OF_SEVERAL), 0)
     gateway: Any = types.SimpleNamespace(
         began_sec=0.0,
-        source=types.SimpleNamespace(info=types.SimpleNamespace(model=types.SimpleNamespace(name=""))),
+        info=types.SimpleNamespace(model=types.SimpleNamespace(name="")),
         models=None,
         answers={200: 0},
         connections_total=0,

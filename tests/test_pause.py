@@ -65,17 +65,23 @@ def test_what_runs_stands_still_what_comes_waits_and_both_go_on(server: ServerPr
         assert generated(server) == begun
         command("resume", server)
         assert raw.last_of("comes")["reason"] == "length"
+        resumed = "event=server.resumed"
+        assert server.log.text.count(resumed) == 1
         assert "nothing changes" in command("resume", server)
+        assert server.log.text.count(resumed) == 1
     assert json.loads(command("ps", server, "--json"))[0]["paused_sec"] == 0
 
 
 def test_a_pause_ends_by_itself_after_the_time_that_was_named(server: ServerProcess) -> None:
     assert "computes nothing for 30 min" in command("pause", server, "--for", "1800")
+    assert ", paused for 30 min more" in command("ps", server)
     command("pause", server, "--for", "0.5s")
     with server.connect() as raw:
         raw.hello()
         raw.send(ask("a", max_tokens=2))
         assert raw.last_of("a")["reason"] == "length"
+    server.log.wait_for("event=server.resumed by=time")
+    assert server.log.text.count("event=server.resumed") == 1  # the first pause had no end of its own
 
 
 def test_a_server_that_is_paused_is_well_and_a_stream_has_signs_of_life() -> None:

@@ -30,7 +30,7 @@ from uma.net.logfmt import unlogged
 from uma.net.place import objection
 from uma.server import socketfile
 from uma.server.users import Users
-from uma.types import MAX_PAUSE_SEC, ListedModel, LoadState
+from uma.types import ListedModel, LoadState
 from uma.version import __version__
 
 BUILD_FLAGS = {"avx2": "AVX2", "fma": "FMA", "f16c": "F16C", "avx512f": "AVX512", "asimddp": "DOTPROD"}
@@ -347,8 +347,7 @@ async def _ask_server(config: RuntimeConfig) -> Check:
                 raise
             return Check("server", f"its model: {LoadState(health.loading_percent or 0).words}")
     if paused_sec := health.paused_sec:
-        left = f" for {words.time_span(paused_sec)} more" if paused_sec < MAX_PAUSE_SEC / 2 else ""
-        return Check("server", f"paused{left}: it computes nothing", "`uma resume` continues")
+        return Check("server", f"{words.paused(paused_sec)}: it computes nothing", "`uma resume` continues")
     if several and health.status == "ok":
         lacks = [why for model in listed if (why := model.not_pinned or _failure(model))]
         return Check("server", f"ok: {words.names(several)}", lacks="; ".join(lacks))

@@ -13,7 +13,7 @@ import attrs
 import trio
 
 from uma import figures
-from uma.cli import say
+from uma.cli import say, words
 from uma.cli.listening import listening_sockets
 from uma.cli.options import load_settings
 from uma.cli.sanitize import json_text, sanitize_line
@@ -152,7 +152,8 @@ def _row(server: Running) -> tuple[str, ...]:
     if server.model is None or server.since is None:
         return pid, LoadState(server.loading_percent or 0).words, "", "", server.socket
     since = server.since.strftime("%Y-%m-%d %H:%M:%S")
-    model = _adapted(server.model, server.adapters) + (", paused" if server.paused_sec else "")
+    paused = f", {words.paused(server.paused_sec)}" if server.paused_sec else ""
+    model = _adapted(server.model, server.adapters) + paused
     return pid, model, str(server.sessions), since, server.socket
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from uma.config import Loaded, RuntimeConfig
 from uma.figures import count, figure, size
 from uma.models.names import with_each
-from uma.types import Finished, LoadState, Logprobs, MemoryPlan, ModelInfo, ServerInfo
+from uma.types import MAX_PAUSE_SEC, Finished, LoadState, Logprobs, MemoryPlan, ModelInfo, ServerInfo
 
 DEMONSTRATION = (
     "This is the small built-in demonstration model; `uma pull OWNER/NAME` gets a real one, --model FILE.gguf names one"
@@ -114,6 +114,11 @@ def time_span(seconds: float) -> str:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def paused(seconds: float) -> str:
+    """`paused for 12 min more`; without a time where it has none of its own."""
+    return f"paused for {time_span(seconds)} more" if seconds < MAX_PAUSE_SEC / 2 else "paused"
 
 
 def logprobs(known: Iterable[Logprobs]) -> Iterator[str]:

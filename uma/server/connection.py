@@ -7,6 +7,7 @@ ran there; a cancel ends one request's scope; a full link holds up just this con
 from __future__ import annotations
 
 import logging
+import math
 import socket
 import time
 from abc import ABC, abstractmethod
@@ -22,7 +23,7 @@ from uma.config import RuntimeConfig
 from uma.errors import BadRequest, IdleTimeout, Overloaded, UmaError, UnknownModel, VersionMismatch
 from uma.models.names import check_alone, meant
 from uma.net.arrivals import arrivals
-from uma.net.client import CLIENT, ORIGIN, OWNER, USER, origin
+from uma.net.client import CLIENT, ORIGIN, OWNER, USER, asker, origin
 from uma.net.faults import as_uma_error
 from uma.net.link import Link, ReaderStalledError
 from uma.net.peer import pid_of_peer, program_of, uid_of_peer
@@ -119,6 +120,10 @@ class ConnectionHost:
         self._turns: dict[trio.Event, None] = {}
         """Turns of sessions that wait for the model, in the order in which they began to."""
         self._began_sec = time.monotonic()
+        self._tasks: trio.Nursery | None = None
+        """Nursery of what outlives the session that asked for it; there while the server runs."""
+        self._pause = trio.CancelScope(deadline=-math.inf)
+        """The last pause, which ends at its deadline."""
 
     @property
     def engine(self) -> ServedEngine:
@@ -176,6 +181,26 @@ class ConnectionHost:
             "sessions_refused_total": self.sessions_refused_total,
         }
         return snapshot if self.is_child else {**snapshot, **own}
+
+    async def pause(self, seconds: float, session: str) -> None:
+        """Have the engine compute nothing for so long; 0: go on. Logs both, and the end of a pause that just ends."""
+        await self.engine.pause(seconds)
+        if self.is_child or self._tasks is None:  # of several models the supervisor tells, once
+            return
+        now, before = trio.current_time(), self._pause
+        self._pause = trio.CancelScope(deadline=now + seconds)
+        before.cancel()
+        if seconds:
+            log(logger, logging.INFO, "server.paused", session=session, by=asker(), seconds=seconds)
+            self._tasks.start_soon(self._tell_end_of, self._pause)
+        elif before.deadline > now:
+            log(logger, logging.INFO, "server.resumed", session=session, by=asker())
+
+    async def _tell_end_of(self, pause: trio.CancelScope) -> None:
+        with pause:
+            await trio.sleep_forever()
+        if pause is self._pause:
+            log(logger, logging.INFO, "server.resumed", by="time")
 
     def note_refused(self, code: str) -> None:
         """Count a request that a session refused with the error `code`. A hello is none."""

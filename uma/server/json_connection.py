@@ -454,12 +454,7 @@ class JsonConnection(Connection):
             return await self._end(query)
         if isinstance(query, PauseQuery):
             self._check_owner("pause the server")
-            await self.engine.pause(query.seconds)
-            if not self.server.is_child:  # of several models the supervisor tells, once
-                if query.seconds:
-                    log(logger, logging.INFO, "server.paused", session=self.name, by=asker(), seconds=query.seconds)
-                else:
-                    log(logger, logging.INFO, "server.resumed", session=self.name, by=asker())
+            await self.server.pause(query.seconds, self.name)
             return await self.server.health(probe=False)
         if isinstance(query, HealthQuery):
             return await self.server.health(probe=query.probe)

@@ -83,6 +83,7 @@ class Server(ConnectionHost):
         file = socketfile.listen(Path(self.config.socket), self.config.socket_mode)
         try:
             async with trio.open_nursery() as nursery:
+                self._tasks = nursery
                 nursery.start_soon(self._give_turns)
                 task_status.started()
                 with self._accepting:
