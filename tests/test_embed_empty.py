@@ -99,7 +99,7 @@ def test_the_command_writes_null_and_warns_once(
         "--fail-on-empty refuses such texts"
     ]
     refused = uma_told("embed", "a fox", "", *at, "--fail-on-empty")
-    assert (refused.returncode, refused.stdout) == (1, "")
+    assert (refused.returncode, refused.stdout) == (2, "")
     assert "text 2: gives no token at all" in refused.stderr
 
 
