@@ -33,8 +33,9 @@ from harness import (
     until,
     write_certificate,
 )
+from uma.client.http import HttpClient
 from uma.engine.delivery.pacing import CREDITS
-from uma.errors import ConfigError
+from uma.errors import ConfigError, ConnectionLost
 from uma.http import page
 from uma.http.address import Address
 from uma.http.app import ENDPOINTS
@@ -779,6 +780,11 @@ def test_tls_serves_and_cancels(certificate: tuple[Path, Path], heavy: Path) -> 
                 assert next(stream.iter_lines()).startswith("data: ")
         ended = until(server.process.metrics, lambda found: found["active_sequences"] + found["queued_requests"] == 0)
         assert ended["requests_cancelled"] == 1
+        with pytest.raises(ConnectionLost, match=r"certificate not trusted: self-signed .*; set SSL_CERT_FILE to"):
+            HttpClient(server.url).read_json("GET", "/v1/models")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("SSL_CERT_FILE", str(cert))
+            assert HttpClient(server.url).read_json("GET", "/v1/models")
 
 
 def shown_certificate(server: HttpServer) -> str:

@@ -163,3 +163,23 @@ def test_a_server_whose_last_key_is_removed_is_closed_and_not_open(locked: HttpS
     assert status(locked, key) == 401
     assert locked.ask("GET", "/v1/models").status == 401
     keys.write_text(good)
+
+
+def test_a_key_without_models_reads_metrics_and_health_and_asks_nothing(
+    locked: HttpServer, keys: Path, uma_told: RunInProcessText
+) -> None:
+    made = uma_told("key", "new", "prometheus", "--models", "", "--keys", str(keys))
+    assert (made.returncode, "warning" in made.stderr) == (0, False)
+    assert "prometheus  models=none" in uma_told("key", "list", "--keys", str(keys)).stdout
+    key = {"authorization": f"Bearer {made.stdout.strip()}"}
+    assert [locked.ask("GET", path, **key).status for path in ("/metrics", "/health")] == [200, 200]
+    refused = locked.ask("POST", "/v1/completions", {"prompt": "Once", "max_tokens": 1}, **key)
+    assert (refused.status, "may use no model" in str(refused.json)) == (403, True)
+
+
+def test_a_new_key_s_models_that_are_not_here_are_warned_of(tmp_path: Path, uma_told: RunInProcessText) -> None:
+    made = uma_told("key", "new", "big", "--models", "builtin,nosuch", "--keys", str(tmp_path / "keys.toml"))
+    told = " ".join(made.stderr.split())
+    assert (made.returncode, told.count("warning")) == (0, 1)
+    assert "uma: warning: --models: nosuch: model not found" in told
+    assert 'models = ["builtin", "nosuch"]' in (tmp_path / "keys.toml").read_text()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from uma.cli import say
 from uma.cli.table import print_table
-from uma.errors import ConfigError
+from uma.errors import ConfigError, ModelError
 
 
 def main(options: argparse.Namespace) -> int:
@@ -24,9 +25,8 @@ def main(options: argparse.Namespace) -> int:
     elif options.name is None:
         raise ConfigError(f"key {options.action}: the key's name is missing: uma key {options.action} NAME")
     elif options.action == "new":
-        models = [part.strip() for part in (options.models or "").split(",") if part.strip()]
-        if options.models is not None and not models:
-            raise ConfigError("--models: names no model; leave it out for all")
+        asked = options.models
+        models = None if asked is None else [part.strip() for part in asked.split(",") if part.strip()]
         _make(path, options.name, models, manages_models=options.manage_models)
     else:
         _check_there(path, "remove")
@@ -42,8 +42,9 @@ def _check_there(path: Path, action: str) -> None:
         )
 
 
-def _make(path: Path, name: str, models: Sequence[str], *, manages_models: bool) -> None:
+def _make(path: Path, name: str, models: Sequence[str] | None, *, manages_models: bool) -> None:
     from uma.http.keys import add  # noqa: PLC0415  (slow to import)
+    from uma.models import catalog  # noqa: PLC0415
 
     print(add(path, name, models, manages_models=manages_models))
     say.plain(
@@ -52,6 +53,11 @@ def _make(path: Path, name: str, models: Sequence[str], *, manages_models: bool)
         "requests priority, target_ttft_ms, target_tbt_ms; and the right manage_models.\n"
         f"Serve with --http-keys {path}; a server that runs with it knows the key already."
     )
+    for model in models or ():
+        try:
+            catalog.resolve(model, os.environ)
+        except ModelError as error:
+            say.warn(f"--models: {error.message}; the key can use it once a server has a model or alias of this name")
 
 
 def _list(path: Path) -> None:
@@ -69,7 +75,7 @@ def _list(path: Path) -> None:
 def _written(bounds: Mapping[str, object]) -> str:
     given = {name: value for name, value in bounds.items() if value is not None}
     return ", ".join(
-        f"{name}={'+'.join(value) if isinstance(value, tuple) else value}" for name, value in given.items()
+        f"{name}={'+'.join(value) or 'none' if isinstance(value, tuple) else value}" for name, value in given.items()
     )
 
 

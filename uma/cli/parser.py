@@ -500,7 +500,7 @@ def _describe_key(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("name", nargs="?", metavar="NAME", help="the name of the key: letters, digits, - and _")
     add_option(parser, "--keys", "FILE", "file of keys", "keys.toml", value="keys.toml")
-    add_option(parser, "--models", "NAME,NAME", "with new: models that the key can use, with commas", "all")
+    add_option(parser, "--models", "NAME,NAME", 'with new: models that it can use, with commas; "": none', "all")
     add_flag(parser, "--manage-models", "with new: the key can pull, delete and pin models")
 
 

@@ -11,12 +11,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, RemoteDisconnected
 from pathlib import Path
+from ssl import SSLCertVerificationError
 from typing import Any
 from urllib.parse import urlsplit
 
 import attrs
 
 from uma.errors import ConfigError, ConnectionLost, told
+
+UNTRUSTED = "set SSL_CERT_FILE to the file of its CA, and use a name that the certificate is for"
+"""What to do about a certificate that cannot be verified."""
 
 
 @attrs.frozen
@@ -49,7 +53,10 @@ class HttpClient:
             hint = "start a server with `uma run --http`"
             if isinstance(error, RemoteDisconnected) and self.url.startswith("http:"):
                 hint = "one with a certificate (--http-tls-cert) is at https://"
-            raise ConnectionLost(f"{self.url}: {told(error)}; {hint}") from error
+            why = told(error)
+            if isinstance(error, SSLCertVerificationError):
+                why, hint = f"certificate not trusted: {error.verify_message}", UNTRUSTED
+            raise ConnectionLost(f"{self.url}: {why}; {hint}") from error
         finally:
             if connection.sock is not None:
                 with suppress(OSError):

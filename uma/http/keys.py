@@ -147,7 +147,7 @@ def presented_in(headers: Mapping[str, str]) -> str | None:
     return headers.get("x-api-key") or None
 
 
-def add(path: Path, name: str, models: Sequence[str] = (), *, manages_models: bool = False) -> str:
+def add(path: Path, name: str, models: Sequence[str] | None = None, *, manages_models: bool = False) -> str:
     """Make a key, append its hash to the file, which is made where it is missing, and return the key. With `models`
     it can use these alone.
 
@@ -155,7 +155,7 @@ def add(path: Path, name: str, models: Sequence[str] = (), *, manages_models: bo
     """
     if not _NAME.fullmatch(name):
         raise ConfigError(f"name: {name!r}: expected 1 to 64 letters, digits, - or _")
-    bounds = f"models = {json.dumps(models, ensure_ascii=False)}\n" if models else ""
+    bounds = f"models = {json.dumps(models, ensure_ascii=False)}\n" if models is not None else ""
     bounds += "manage_models = true\n" if manages_models else ""
     before = path.read_text(encoding="utf-8") if path.exists() else ""
     if before.strip() and name in load(path):

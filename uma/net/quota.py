@@ -50,8 +50,8 @@ class Bounds:
     """Target of every request, whatever it asks for: where it cannot be met, the request is refused."""
     target_tbt_ms: Annotated[float, Range(gt=0)] | None = None
     """Target of every request, whatever it asks for."""
-    models: Annotated[tuple[Annotated[str, Length(1)], ...], Length(1, unit="names")] | None = None
-    """Names of the models that it can use, each as a request would name it."""
+    models: tuple[Annotated[str, Length(1)], ...] | None = None
+    """Names of the models that it can use, each as a request would name it; empty: it can use none."""
 
     def __attrs_post_init__(self) -> None:
         if self.priority is not None and self.max_priority is not None and self.priority > self.max_priority:
