@@ -33,6 +33,7 @@ from harness import (
     ONE_THREAD,
     PATIENCE_SEC,
     RunInProcess,
+    RunInProcessText,
     ServerProcess,
     clean_environ,
     run_to_end,
@@ -727,3 +728,9 @@ def test_what_is_said_after_a_prompt_that_was_typed_begins_its_own_line(server: 
         terminal.type("Tell me\x04\x04")
         assert terminal.wait() == 0
         assert "Tell me" in terminal.text.splitlines()
+
+
+def test_a_projector_that_is_named_for_the_built_in_model_is_not_ignored(uma_told: RunInProcessText) -> None:
+    done = uma_told("generate", "--model", "builtin", "--mmproj", "/nope", "Once", "--max-tokens", "1")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "/nope: the projector cannot be read" in done.stderr

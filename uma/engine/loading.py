@@ -40,8 +40,7 @@ class Loader:
         self._draft = resolve(config.draft, os.environ) if config.draft else None
         parts = header.read_parts(Path(self._model.path))
         draft_bytes = _size_bytes(header.read_parts(Path(self._draft.path))) if self._draft else 0
-        is_bare = self._model.is_builtin
-        self._projector = None if is_bare else projectors.chosen(config.mmproj, Path(self._model.path))
+        self._projector = projectors.chosen(config.mmproj, Path(self._model.path))
         self._total_bytes = _size_bytes(parts) + draft_bytes
         self._asked = config
         beside_bytes = draft_bytes + projectors.size_bytes(self._projector) + sizing.adapter_bytes(config)
