@@ -125,6 +125,9 @@ def test_waiting_requests_have_a_place_and_an_estimated_start() -> None:
     waiting = (request(5, waits_for="slot", generated_tokens=0), request(6, waits_for="slot"))
     rows = after(frame(0, request(1), waiting=waiting)).rows()
     assert [(row.state, row.starts_in_ms) for row in rows] == [("writes", None), ("queue 1", 2_000), ("queue 2", 4_000)]
+    mixed = tuple(attrs.evolve(each, model=model) for each, model in zip(waiting * 2, "abba", strict=True))
+    several = attrs.evolve(frame(0, waiting=mixed), slot_every_ms={"a": 3_000.0, "b": None})
+    assert [row.starts_in_ms for row in after(several).rows()] == [3_000, None, None, 6_000]
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ class SocketFeed(Feed):
                 models = await client.models() if client.info.models else ()
         info, pid = client.info, client.server_pid
         name, slots, rss_bytes = info.model.name, info.limits.max_sequences, _rss_bytes(pid)
-        in_short = ""
+        in_short, every_ms = "", dict[str, float | None]()
         if models:
             loaded = [model for model in models if model.state == "loaded"]
             name = _of_several(
@@ -89,11 +89,16 @@ class SocketFeed(Feed):
             name += f" of {len(models)} models"
             in_short = f"{len(loaded)} of {len(models)} models"
             name += "".join(f"; {model.name} {model.yielded}" for model in models if model.yielded)
-            slots = 0  # each has its own, so when one that waits begins is not known
+            slots = 0  # each has its own
+            every_ms = {
+                model.name: metrics["models"][model.name]["service_ms_ewma"] / model.info.limits.max_sequences or None
+                for model in loaded
+                if model.info is not None and model.name in metrics["models"]
+            }
             rss_bytes = None if rss_bytes is None else rss_bytes + sum(model.taken_bytes for model in loaded)
         at_sec = trio.current_time()
         figures = series.figures(at_sec, metrics, activity, slots)
-        return Frame(self.where, at_sec, name, figures, metrics, activity, None, pid, rss_bytes, in_short)
+        return Frame(self.where, at_sec, name, figures, metrics, activity, None, pid, rss_bytes, in_short, every_ms)
 
     async def end(self, number: int, id: str) -> bool:
         if self._client is None:
@@ -157,7 +162,9 @@ class HttpFeed(Feed):
                     else:
                         far = [(of["name"], of.get("load"), of.get("waiting", 0)) for of in values["models"]]
                         told = self._frame(_of_several(far) + of_all if of_all else model, own, values)
-                        post(attrs.evolve(told, in_short=f"{len(far)}{of_all}") if of_all else told)
+                        every_ms = {of["name"]: of.get("figures", {}).get("slot_every_ms") for of in values["models"]}
+                        in_short = f"{len(far)}{of_all}"
+                        post(attrs.evolve(told, in_short=in_short, slot_every_ms=every_ms) if of_all else told)
         raise ConnectionLost(f"{self.where}: the server went away")
 
     def _frame(self, model: str, own: frozenset[str], values: dict[str, Any]) -> Frame:

@@ -45,6 +45,8 @@ class Frame:
     rss_bytes: int | None = None
     in_short: str = ""
     """`4 of 5 models`, where `model` has the names of several."""
+    slot_every_ms: Mapping[str, float | None] = attrs.field(factory=dict)
+    """`LiveFigures.slot_every_ms` of each of several models, by name."""
 
 
 @attrs.frozen
@@ -251,11 +253,15 @@ def _rows(where: str, server: WatchedServer) -> Iterable[RequestRow]:
         return
     for request in frame.activity.running:
         yield _row(where, server, frame, request)
-    for place, request in enumerate(frame.activity.waiting):
-        slot_every_ms = frame.figures.slot_every_ms
-        starts = None if slot_every_ms is None else (place + 1) * slot_every_ms
-        is_queued = request.waits_for != "loading"  # else it has yet to come to a model's queue
-        yield _row(where, server, frame, request, *((place, starts) if is_queued else ()))
+    places = Counter[str]()
+    for request in frame.activity.waiting:
+        if request.waits_for == "loading":  # it has yet to come to a model's queue
+            yield _row(where, server, frame, request)
+            continue
+        slot_every_ms = frame.slot_every_ms.get(request.model, frame.figures.slot_every_ms)
+        place = places[request.model]
+        places[request.model] += 1
+        yield _row(where, server, frame, request, place, slot_every_ms and (place + 1) * slot_every_ms)
 
 
 def _row(

@@ -54,9 +54,11 @@ class Gate:
         ahead = sum(sequence.lane >= lane for sequence in queued) - slots
         is_first = not any(sequence.client == CLIENT.get() for sequence in queued)
         if is_full(lane, waiting, ahead, limit, is_first=is_first):
+            service_ms, now = self._metrics.service_ms_ewma, now_ms()
+            ages_ms = [now - sequence.started_ms for sequence in self._sequences if sequence.started_ms]
             raise Overloaded(
                 f"the queue is full: {waiting:,} requests wait (max_queue is {limit:,})",
-                retry_after_ms=full_queue_retry_ms(waiting, limit, self._metrics.service_ms_ewma, self._max_active),
+                retry_after_ms=full_queue_retry_ms(waiting, limit, service_ms, self._max_active, ages_ms),
             )
 
     def check_deadline(self, request: Request, prompt_tokens: int) -> None:

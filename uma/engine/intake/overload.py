@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from statistics import median
+
 import attrs
 
 from uma.engine.policy.cost import CostModel
@@ -14,6 +17,8 @@ TYPICAL_CHUNK_TOKENS = 256
 """Tokens of the piece by whose speed the reading of prompts is predicted."""
 LEAST_RETRY_MS = 50
 """Minimum hint of when to try again."""
+MOST_RETRY_MS = 60_000
+"""Maximum hint of when to try again: OpenAI's client does not heed a longer one."""
 UNKNOWN_SERVICE_MS = 1_000
 """Assumed time from a request's begin to its end, until one has ended."""
 
@@ -60,13 +65,18 @@ def is_full(lane: int, waiting: int, ahead: int, limit: int, *, is_first: bool) 
     return (lane >= 0 and ahead >= limit + spare) or waiting >= 2 * limit + spare
 
 
-def full_queue_retry_ms(waiting: int, limit: int, service_ms: float, max_running: int) -> int:
+def full_queue_retry_ms(
+    waiting: int, limit: int, service_ms: float, max_running: int, ages_ms: Sequence[float] = ()
+) -> int:
     """When a request that found the queue full should try again: once half of what can wait has been worked off.
 
-    A hint of the next free place would bring all that were refused back at once, to a queue that is full again.
+    A hint of the next free place would bring all that were refused back at once, to a queue that is full again. Where
+    requests that run take longer than those before, it is twice their median age that counts: one that is met at a
+    chance moment has, in the mean, half of its time behind it.
     """
     ahead = max(1, waiting - limit // 2)
-    return max(LEAST_RETRY_MS, round(ahead * (service_ms or UNKNOWN_SERVICE_MS) / max_running))
+    service_ms = max(service_ms or UNKNOWN_SERVICE_MS, 2 * median(ages_ms) if ages_ms else 0.0)
+    return min(MOST_RETRY_MS, max(LEAST_RETRY_MS, round(ahead * service_ms / max_running)))
 
 
 def retry_after_ms(wait: float, target_ms: float) -> int:
