@@ -111,6 +111,7 @@ def test_a_question_that_is_edited_is_held_to_what_the_model_can_read_too(here: 
     send = question.get_by_role("button", name="Send again", exact=True)
     expect(question.locator("li.file")).to_contain_text("90,000 tokensToo long: the context window is")
     expect(question.locator("p.fault")).to_have_text("Remove “long.txt” to send.")
+    expect(question.locator("p.file")).to_be_hidden()  # without a long text no border stands there
     expect(send).to_be_disabled()
     assert violations(page) == []
     question.get_by_label("Your question").fill("Olga " * 1_000)

@@ -250,3 +250,20 @@ def test_a_question_is_asked_again_when_the_model_is_loaded(here: Visitor) -> No
     assert here.wait_for_answer()
     assert refusals
     here.problems.clear()  # Chromium's own lines about the 503s
+
+
+def test_a_server_that_has_lost_an_answer_at_once_was_restarted(endless: Visitor) -> None:
+    page = endless.visit().page
+    endless.ask("Count sheep.")
+    page.locator(".is-writing .block").first.wait_for()
+    refusal = {"error": {"message": "no such answer", "code": None}}
+    page.route(ANSWER, lambda route: route.fulfill(status=404, json=refusal))
+    page.evaluate(
+        """async () => {
+            const { prototype } = (await import("/ui/silence.js")).Silence;
+            const { bounds } = prototype;
+            prototype.bounds = () => (Object.assign(prototype, { bounds }), Promise.reject(new TypeError("cut")));
+        }"""
+    )
+    expect(page.locator(".failure")).to_contain_text("The rest of this answer is lost: the server was restarted.")
+    endless.problems.clear()  # Chromium's own line about the 404

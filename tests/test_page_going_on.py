@@ -308,3 +308,43 @@ def test_presets_several_answers_and_a_schema_reach_the_server(here: Visitor) ->
     expect(page.get_by_label("Answers at once")).to_have_value("2")
     below = "each => each.compareDocumentPosition(document.querySelector('#set-temperature'))"
     assert page.locator(".scope").evaluate(below) & 4  # it follows
+
+
+def test_cards_side_by_side_fill_their_rows_and_close_as_the_chat_goes_on(here: Visitor) -> None:
+    page = here.visit().page
+    page.set_viewport_size({"width": 800, "height": 900})
+    page.get_by_role("button", name="Settings", exact=True).click()
+    unfold_settings(page)
+    page.get_by_label("Answers at once").fill("3")
+    page.get_by_label("Max tokens").fill("30")
+    page.keyboard.press("Escape")
+    here.ask("Tell me a story about a fox")
+    here.wait_for_answer(3)
+    widths, lefts = page.locator(".compared").evaluate(
+        """row => {
+            const left = (each) => Math.round(each.getBoundingClientRect().left);
+            const parts = [".block", ".versions span"];
+            const inside = [...row.children].map((card) => parts.map((part) => left(card.querySelector(part))));
+            return [[...row.children].map((each) => each.offsetWidth / row.offsetWidth), inside];
+        }"""
+    )
+    assert widths[0] < 0.5 and widths[1] < 0.5 and widths[2] == 1  # alone in the second row
+    assert all(words == place for words, place in lefts)
+    cards = page.locator(".compared article")
+    page.get_by_role("button", name="Settings", exact=True).click()
+    page.get_by_label("Answers at once").fill("1")
+    page.keyboard.press("Escape")
+    page.keyboard.press("Control+k")
+    page.get_by_label("Search conversations, models").fill("regenerate")
+    expect(page.get_by_role("option", name="Regenerate the last answer")).to_be_visible()
+    page.keyboard.press("Escape")
+    cards.first.get_by_role("button", name="Edit the answer").click()
+    page.get_by_role("button", name="Save and continue").click()
+    expect(cards).to_have_count(0)
+    here.wait_for_answer()
+    page.keyboard.press("Control+k")
+    page.get_by_label("Search conversations, models").fill("compare")
+    page.get_by_role("option", name="Compare the versions of the last answer").click()
+    expect(cards).to_have_count(4)
+    here.ask("And then?")
+    expect(cards).to_have_count(0)

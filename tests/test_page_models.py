@@ -12,7 +12,7 @@ import httpx
 import pytest
 from http_server import HttpServer, running_http
 from page_browser import ENDLESS, Visitor, violations, visitor
-from playwright.sync_api import Browser, Page, Route, expect
+from playwright.sync_api import Browser, FilePayload, Page, Route, expect
 from script_model import write_script_model
 
 from harness import PATIENCE_SEC, short_directory
@@ -312,3 +312,15 @@ def test_a_question_that_waits_for_its_model_has_a_row_and_can_be_ended_there(br
         row.get_by_role("button", name="End Two").click()
         expect(row.locator(".lane-state")).to_have_text("ended by you")
         expect(words).to_have_text("1 running")
+
+
+def test_a_file_that_cannot_fit_is_told_before_its_model_is_loaded(here: Visitor) -> None:
+    page = here.visit().page
+    choose(page, "beta")
+    expect(page.locator("#model")).to_have_text("beta")
+    long: FilePayload = {"name": "long.txt", "mimeType": "text/plain", "buffer": b"Olga " * 20_000}
+    page.locator("#attach-file").set_input_files(long)
+    expect(page.locator("#attached .extent")).to_contain_text("about")  # no model is there to count
+    expect(page.locator("#attached .fault")).to_contain_text("Too long")
+    expect(page.locator("#unsendable")).to_have_text("Remove “long.txt” to send.")
+    expect(page.get_by_role("button", name="Send", exact=True)).to_be_disabled()

@@ -55,9 +55,11 @@ def contents(request: PageRequest) -> list[str]:
 def test_a_file_that_is_too_long_spoils_no_later_question_and_can_be_taken_away(here: Visitor) -> None:
     page = here.visit().page
     page.route("**/tokenize", lambda _: None)  # it is sent before its tokens are known
-    attach(page, "long.txt", "the fox and the owl " * 3_000)
+    attach(page, "long.txt", "é" * 6_000)  # more tokens than characters
     here.ask("Sum this up.")
     expect(page.locator(".failure")).to_contain_text("context window. Shorten the question, remove a file")
+    expect(page.locator(".failure")).to_contain_text(re.compile(r"There are [\d,]+ tokens, and at most [\d,]+ fit\."))
+    expect(page.locator(".failure")).not_to_contain_text("The server said")
     with page.expect_request(ANSWERS) as sent:
         here.ask("What is UMA?")
     assert contents(sent.value) == ["What is UMA?"]
@@ -101,6 +103,8 @@ def test_files_that_are_refused_are_named_in_one_notice_that_can_be_put_away(her
     expect(toast).to_contain_text("Not attached: 0.bin, 1.bin, 2.bin and 3 more. Only text, PDF, Word")
     toast.get_by_role("button", name="Dismiss").click()
     expect(toast).to_have_count(0)
+    page.locator("#attach-file").set_input_files(payload("empty.txt", ""))
+    expect(toast).to_have_text("Not attached: empty.txt. It is empty.")
     words = "Grüße aus Köln,\nçà et là"
     encoded = {name: words.encode(name) for name in ("latin-1", "utf-16", "utf-16-le", "utf-16-be", "utf-8-sig")}
     files: list[FilePayload] = [
@@ -268,3 +272,12 @@ def test_a_double_click_asks_once(here: Visitor) -> None:
     expect(page.get_by_role("group", name="Version 2 of 2")).to_be_visible()
     here.wait_for_answer()
     assert sum(url.endswith("/answers") for url in asked) == 2
+
+
+def test_a_model_here_with_a_longer_context_is_named(here: Visitor) -> None:
+    refusal = "prompt too large: 9,000 tokens do not fit the context of 8,192 tokens, which must also hold the answer"
+    failure = {"code": "E_LIMIT_PROMPT_TOO_LARGE", "message": refusal}
+    words = here.visit().page.evaluate(
+        "async failure => (await import('/ui/failures.js')).explain(failure, false, 'gemma').words", failure
+    )
+    assert words.endswith(" There are 9,000 tokens, and at most 8,192 fit. More fit into gemma.")

@@ -69,8 +69,7 @@ async function request(path, options = {}, given = options.signal) {
     response = await fetch(asked);
   } catch (error) {
     if (given?.aborted) throw error;
-    wasAway = true;
-    throw new ApiError(0, { code: "unreachable", message: "The server does not answer. Is it running?" });
+    throw lost(path, "The server does not answer. Is it running?");
   }
   if (response.ok) {
     if (!path.startsWith("info") && (wasAway || path === "answers" || path === "live")) onContact.check();
@@ -79,6 +78,13 @@ async function request(path, options = {}, given = options.signal) {
   }
   if (response.status === 401 && key === currentKey()) onUnauthorized.ask(path);
   throw new ApiError(response.status, await failureOf(response));
+}
+
+/** The server is not there, of which the whole page is told. @param {string} path @param {string} message */
+function lost(path, message) {
+  wasAway = true;
+  if (!path.startsWith("info")) onContact.check();
+  return new ApiError(0, { code: "unreachable", message });
 }
 
 /** @param {Response} response @returns {Promise<Failure>} */
@@ -145,8 +151,7 @@ async function* parts(path, end, { body, signal, lastEventId, onOpen, silenceMs 
     }
   } catch (error) {
     if (signal?.aborted || error instanceof ApiError) throw error;
-    wasAway = true;
-    throw new ApiError(0, { code: "unreachable", message: "The connection to the server was lost." });
+    throw lost(path, "The connection to the server was lost.");
   } finally {
     await reader.cancel().catch(() => {});
   }

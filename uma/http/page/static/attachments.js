@@ -8,6 +8,7 @@ const NO_TEXT = /[\0-\x08\x0b\x0e-\x1a\x1c-\x1f\x7f\ufffd]/;
 /** Of so many bytes at the beginning the encoding is told. */
 const LOOKED_AT_BYTES = 4_096;
 const BYTES_A_TOKEN = 4;
+const MOST_CHARS_A_TOKEN = 8;
 /** A text that is longer than this is measured, and where it was pasted it can be a file instead. */
 export const LONG_CHARS = 4_096;
 /** It is measured once nothing was typed for so long. */
@@ -39,15 +40,19 @@ function encodingsOf(head) {
 }
 
 /** A file's name, and how much a model has to read of it. @param {Attachment} file @param {number} [most] Tokens that the model can read. */
-export function labelOf({ name, text, tokens }, most = Infinity) {
+export function labelOf(file, most = Infinity) {
+  const { name, text, tokens } = file;
   const bytes = new Blob([text]).size;
   const size = bytes < 1_000 ? `${bytes} bytes` : `${number(bytes / 1_000, bytes < 10_000 ? 1 : 0)} KB`;
   // While no model is there to count them: about as many as texts have as a rule.
   const known = tokens ?? Number((bytes / BYTES_A_TOKEN).toPrecision(2));
   const extent = `${size} · ${tokens === undefined ? "about " : ""}${number(known)} tokens`;
-  const fault = known > most && h("span", { class: "fault" }, `Too long: the context window is ${number(most)}`);
+  const fault = isTooLong(file, most) && h("span", { class: "fault" }, `Too long: the context window is ${number(most)}`);
   return [icon("file"), h("span", {}, name), h("span", { class: "extent" }, extent), ...(fault ? [fault] : [])];
 }
+
+/** Whether a model surely cannot read it whole: of a text that is not counted, by how long tokens can be. @param {Attachment} file @param {number} most */
+export const isTooLong = ({ text, tokens = text.length / MOST_CHARS_A_TOKEN }, most) => tokens > most;
 
 /** What a person is told of a document that the model cannot read whole. @param {Attachment | undefined} tooLong */
 export const unsendable = (tooLong) => (tooLong ? `Remove “${tooLong.name}” to send.` : "");

@@ -130,7 +130,7 @@ function dress(block) {
     const button = iconButton("copy", "Copy the code", () => copy(button, code.textContent ?? ""), "copy-code");
     const frame = h("div", { class: "code", dir: "ltr" }); // whatever language surrounds it
     pre.replaceWith(frame);
-    frame.append(h("div", { class: "code-bar" }, h("span", {}, language || "text"), button), pre);
+    frame.append(h("div", { class: "code-bar" }, h("span", {}, language && h("span", { class: "hidden" }, "Code in "), `${language || "text"}\n`), button), pre);
   }
   for (const table of block.querySelectorAll("table")) {
     const frame = h("div", { class: "table", tabindex: 0, role: "group", "aria-label": "Table" });

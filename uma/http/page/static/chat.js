@@ -138,7 +138,7 @@ export class Chat {
   send(text, files, home = this.current, isQueued = false) {
     this.keep(home);
     const question = add(home, { parent: home.leaf, role: "user", text, ...(files.length ? { files } : {}) });
-    this.isAtEnd ||= home === this.current;
+    if (home === this.current) [this.isAtEnd, this.compared] = [true, null];
     this.answer(home, question.id, undefined, isQueued ? question : undefined);
   }
 
@@ -417,6 +417,7 @@ export class Chat {
       if (message.parent) this.edit(this.current.messages[message.parent]);
     },
     mostTokens: () => this.does.info()?.limits.n_ctx || Infinity,
+    longer: () => this.does.info()?.models?.find(({ fits, context_length: most }) => fits && most > this.actions.mostTokens())?.name,
     count: (text) => this.does.count(text),
     begin: () => this.does.begin(),
     isOutgrown: (message) => isOutgrown(this.current, message),
@@ -449,7 +450,8 @@ export class Chat {
 
   /** Have the model go on after `text`, in another version of this answer. @param {Message} message @param {string} text */
   goOn({ parent, role, thinking }, text) {
-    this.isAtEnd = true;
+    for (const run of this.running) void run.stop(); // of those beside it
+    [this.isAtEnd, this.compared] = [true, null];
     this.askFor(this.current, { parent, role, text, thinking, continues: true });
   }
 
@@ -459,7 +461,7 @@ export class Chat {
     list.hidden = this.empty.hidden;
     const isBase = this.does.info()?.capabilities.chat === false;
     byId("welcome", HTMLElement).textContent = isBase ? "How does the text begin?" : "What would you like to know?";
-    byId("whose", HTMLElement).textContent = isHere() ? "this" : "the server’s";
+    byId("whose", HTMLElement).textContent = /^(localhost|127\.|\[::1\])/.test(location.hostname) ? "this" : "the server’s";
     const texts = this.does.suggestions();
     const shown = [...list.children].map((each) => each.textContent);
     if (texts.join() === shown.join()) return;
@@ -508,11 +510,6 @@ export class Chat {
     this.toEnd.hidden = true;
     this.scroller.scrollTop = this.scroller.scrollHeight;
   }
-}
-
-/** Whether this browser is on the server's machine. */
-function isHere() {
-  return /^(localhost|127\.|\[::1\])/.test(location.hostname);
 }
 
 /** What the server is asked for an answer: of the settings those alone that the person has changed. @param {Conversation} conversation @param {Message} message The answer. */

@@ -1,13 +1,11 @@
 /** The box at the bottom: a message, files beside it, and the button that sends or stops. */
 
-import { countTokens, labelOf, LONG_CHARS, MEASURE_MS, showFiles, unsendable } from "./attachments.js";
+import { countTokens, isTooLong, labelOf, LONG_CHARS, MEASURE_MS, showFiles, unsendable } from "./attachments.js";
 import { readFile, Unreadable } from "./documents.js";
 import { announce, byId, clearToasts, copyOf, DOUBLE_CLICK_MS, h, icon, number, rebuild, say, toast } from "./dom.js";
 import { Drafts, joined } from "./drafts.js";
 import { isPicture, pictureOf } from "./pictures.js";
 
-/** Most bytes of a text that a server takes, where it has not told. */
-const MAX_TEXT_BYTES = 1_000_000;
 /** A document can be much more than its text. */
 const MAX_FILE_BYTES = 100_000_000;
 const MAX_INPUT_PX = 240;
@@ -35,7 +33,7 @@ export class Composer {
     this.isAnswering = this.isUndecided = false;
     this.queue = byId("queued", HTMLUListElement);
     this.clickedAt = -Infinity;
-    this.maxBytes = MAX_TEXT_BYTES;
+    this.maxBytes = Infinity;
     this.maxTokens = Infinity;
     /** The model whose tokens the files are told in. */
     this.countedFor = "";
@@ -89,7 +87,7 @@ export class Composer {
 
   /** A document that the model cannot read whole: the message waits until it is removed. */
   get tooLong() {
-    return this.files.find(({ tokens = 0 }) => tokens > this.maxTokens);
+    return this.files.find((file) => isTooLong(file, this.maxTokens));
   }
 
   get canSend() {
@@ -200,8 +198,6 @@ export class Composer {
       this.button.replaceChildren(icon(isAnswering ? "stop" : "send"));
     }
     this.fit();
-    byId("hint", HTMLElement).hidden = isAnswering;
-    byId("hint-answering", HTMLElement).hidden = !isAnswering;
   }
 
   /** For whatever has no better place for the focus. A touch screen's keyboard stays away until the box is touched. */
@@ -327,6 +323,7 @@ export class Composer {
 
   /** A file's text, or its picture. Throws `Unreadable`. @param {File} file @returns {Promise<{text: string, image?: string}>} */
   async read(file) {
+    if (!file.size) throw new Unreadable("It is empty.");
     if (isPicture(file)) {
       if (!this.sees) throw new Unreadable("This model cannot see pictures.");
       const image = await pictureOf(file);

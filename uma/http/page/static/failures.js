@@ -35,15 +35,22 @@ const BOUNDS = [
   [/^max_tokens: .* may generate /, OWN_LENGTH],
   [/^priority: .* may use /, OWN_PRIORITY],
 ];
+const BAD_REQUESTS = ["400", "unsupported_parameter", "E_PROTO_BAD_REQUEST", "E_HTTP_UNSUPPORTED"];
 const WRONG_SETTING = "The server does not accept one of the settings. Correct it in the settings, or reset them.";
 const BLIND = "This model cannot see pictures, and the conversation has some. Choose a model that can, edit the question to remove them, or start a new chat.";
 const WRONG_CHAT = "The model does not accept this conversation. Edit the question, or start a new chat.";
 
-/** @param {Failure} failure @param {boolean} isOutgrown Most of what the model was given stands before the question. @returns {{words: string, detail: string, isFull?: boolean, isTooLong?: boolean}} `detail` is empty where `words` are all there is; full: a shorter question does not help; too long: nothing else does. */
-export function explain({ code, message, retry_after_ms: retry }, isOutgrown) {
+/** The tokens of a prompt that is too long, and those that there can be. */
+const EXTENT = /([\d,]+) tokens do not fit the context of ([\d,]+)/;
+
+/** @param {Failure} failure @param {boolean} isOutgrown Most of what the model was given stands before the question. @param {string} [longer] A model with a longer context. @returns {{words: string, detail: string, isFull?: boolean, isTooLong?: boolean}} `detail` is empty where `words` are all there is; full: a shorter question does not help; too long: nothing else does. */
+export function explain({ code, message, retry_after_ms: retry }, isOutgrown, longer) {
   if (code === "gone" || code === "unreachable") return { words: message, detail: "" };
-  if (WORDS[code] === TOO_LONG && isOutgrown) return { words: FULL, detail: message, isFull: true };
-  const words = boundOf(message) ?? WORDS[code] ?? (isBadRequest(code) ? wrong(message) : "The answer failed.");
+  const [, size, most] = EXTENT.exec(message) ?? [];
+  const extent = size ? `There are ${size} tokens, and at most ${most} fit.${longer ? ` More fit into ${longer}.` : ""}` : "";
+  if (WORDS[code] === TOO_LONG && (isOutgrown || extent))
+    return { words: `${isOutgrown ? FULL : TOO_LONG} ${extent}`.trim(), detail: extent ? "" : message, isFull: isOutgrown, isTooLong: !isOutgrown };
+  const words = boundOf(message) ?? WORDS[code] ?? (BAD_REQUESTS.includes(code) ? wrong(message) : "The answer failed.");
   const when = [BUSY, OWN_RATE, STOPPED, "The answer failed."].includes(words) ? ` ${again(retry)}` : "";
   return { words: words + when, detail: message, isTooLong: words === TOO_LONG };
 }
@@ -56,11 +63,6 @@ export function busy({ message }, ms) {
 /** @param {string} message */
 function boundOf(message) {
   return BOUNDS.find(([form]) => form.test(message))?.[1];
-}
-
-/** @param {string} code */
-function isBadRequest(code) {
-  return ["400", "unsupported_parameter", "E_PROTO_BAD_REQUEST", "E_HTTP_UNSUPPORTED"].includes(code);
 }
 
 /** @param {string} message Begins with the field that is wrong, where it is one. */

@@ -1,6 +1,6 @@
 /** The live view: what the engine does, four times a second, from one stream of snapshots that all viewers share. */
 
-import { act, ApiError, ask, onContact, stream } from "./api.js";
+import { act, ApiError, ask, stream } from "./api.js";
 import { announce, byId, copyOf, duration, h, number, say } from "./dom.js";
 import { HistoryPanel } from "./history.js";
 import { Lanes } from "./lanes.js";
@@ -112,7 +112,6 @@ export class LiveView {
         if (signal.aborted) return;
         if (!(error instanceof ApiError)) throw error;
         this.miss(error.message);
-        onContact.check(); // it tells of a server that is gone sooner than the next look
       }
       await new Promise((resolve) => setTimeout(resolve, RETRY_MS));
     }

@@ -13,6 +13,7 @@ import { exportJson, exportMarkdown, ImportError, importJson } from "./reading.j
 import { find, wordsOf } from "./search.js";
 import { DEFAULTS, fieldsOf, fillSettings, readSettings, showSettings, summary, SYSTEM_KEY } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
+import { versions } from "./tree.js";
 
 /** Shares of the context from which a conversation's is told, and from which it counts as nearly full. */
 const TOLD_SHARE = 0.5;
@@ -137,7 +138,7 @@ function showModel() {
   const name = isHere ? modelName() : `${modelName()} (not available)`;
   const words = isAway ? "Server not reachable" : name;
   say(button, words);
-  button.classList.toggle("fault", isAway);
+  document.body.classList.toggle("is-away", isAway);
   button.setAttribute("aria-label", `Model: ${words}`);
   palette.show();
 }
@@ -200,9 +201,12 @@ function search() {
 function actions() {
   const isKept = chat.conversations.includes(chat.current);
   const own = isKept ? acts(chat.current.id).map(({ label, run }) => ({ label: `This conversation: ${label.toLowerCase()}`, run: () => run(null) })) : [];
+  const last = chat.lastAnswer;
   const click = (/** @type {string} */ id) => () => byId(id, HTMLElement).click();
   return [
     { label: "New chat", state: "Ctrl Shift O", run: begin },
+    ...(last ? [{ label: "Regenerate the last answer", also: "again retry", run: () => chat.actions.again(last) }] : []),
+    ...(last && (versions(chat.current).get(last.parent) ?? []).length > 1 ? [{ label: "Compare the versions of the last answer", run: () => chat.actions.compare(last) }] : []),
     { label: "Copy the last answer", state: "Ctrl Shift C", run: copyLast },
     { label: "Show or hide the list of conversations", state: "Ctrl Shift S", also: "sidebar", run: () => sidebar.toggle() },
     { label: "Choose a model", run: chooseModel },
@@ -210,7 +214,7 @@ function actions() {
     { label: "Live view", run: click("tab-live") },
     { label: "Chat", run: click("tab-chat") },
     { label: "Decide about a text", run: click("decide") },
-    { label: "Keyboard shortcuts", state: "Ctrl /", also: "keys help ?", run: showKeys },
+    { label: "Keyboard shortcuts", state: "Ctrl /", also: "keys help ?", run: () => byId("keys", HTMLDialogElement).showModal() },
     { label: "Change theme", also: "dark light colours mode", run: changeTheme },
     { label: "Import conversations", run: click("import") },
     { label: "Export all conversations", run: click("export-all") },
@@ -306,10 +310,6 @@ function begin() {
   composer.focus();
 }
 
-function showKeys() {
-  byId("keys", HTMLDialogElement).showModal();
-}
-
 async function copyLast() {
   const last = chat.lastAnswer;
   if (!last) toast("There is no answer to copy yet.", undefined, "copy");
@@ -370,6 +370,7 @@ async function importFile() {
   if (!conversations.length) return toast(`Nothing was imported from ${file.name}.${left}`, undefined, "import");
   chat.addAll(conversations);
   go(`#c/${conversations[0].id}`);
+  clearToasts("deleted"); // what was deleted can be among them: to undo it would bring it back twice
   const count = conversations.length === 1 ? "1 conversation" : `${number(conversations.length)} conversations`;
   const loss = dropped.length ? ` Left out, as it cannot be used here: ${dropped.join(", ")}.` : "";
   toast(`${count} imported.${left}${loss}`, undefined, "import");
@@ -418,7 +419,7 @@ function removeOne(gone) {
     go(`#c/${gone.id}`);
     composer.focus();
   };
-  toast(`“${gone.title || "New chat"}” deleted.`, { label: "Undo", run: undo });
+  toast(`“${gone.title || "New chat"}” deleted.`, { label: "Undo", run: undo }, "deleted");
 }
 
 /** A request was refused for its key, or for the lack of one. @param {string} path What was asked for. */
@@ -547,7 +548,7 @@ function listen() {
     "export-lost": () => exportOne(chat.current),
     "without-oldest": outgrow("auto"),
     "with-summary": outgrow("compact"),
-    "export-all": () => download("uma-conversations.json", exportJson(chat.conversations)),
+    "export-all": () => download(`uma-conversations-${new Date().toLocaleDateString("sv")}.json`, exportJson(chat.conversations)),
     import: () => byId("import-file", HTMLElement).click(),
   };
   for (const [id, run] of Object.entries(clicks)) byId(id, HTMLElement).addEventListener("click", run);

@@ -1,6 +1,6 @@
 /** One message on the screen: a question with its files, or an answer with its figures, and what can be done with it. */
 
-import { countTokens, labelOf, LONG_CHARS, MEASURE_MS, showFiles, unsendable } from "./attachments.js";
+import { countTokens, isTooLong, labelOf, LONG_CHARS, MEASURE_MS, showFiles, unsendable } from "./attachments.js";
 import { Blocks } from "./blocks.js";
 import { ask, ApiError } from "./api.js";
 import { announce, button, copy, duration, h, iconButton, number } from "./dom.js";
@@ -115,7 +115,7 @@ function editing(article, message, actions) {
   input.value = edit.text;
   const [extent, fault] = ["file", "fault"].map((name) => h("p", { class: name, role: "status" }));
   const most = actions.mostTokens();
-  const tooLong = () => edit.files.find(({ tokens = 0 }) => tokens > most);
+  const tooLong = () => edit.files.find((file) => isTooLong(file, most));
   let measuring = 0;
   const measure = () => {
     const typed = { name: "Your text", text: !isAnswer && edit.text.length > LONG_CHARS ? edit.text : "" };
@@ -293,6 +293,7 @@ function statusOf(run) {
     ];
   if (run.waitsFor === "turn" && run.refusal)
     return [pulse, busy(run.refusal, Math.max(0, run.waitsUntil - Date.now())), toLive()];
+  if (run.waitsFor && document.body.classList.contains("is-away")) return [pulse, "Server not reachable. Retrying …"];
   if (run.waitsFor) return [pulse, run.hasArrived ? "Connection lost. Reconnecting …" : "The server does not answer. Retrying …"];
   if (run.isStopping) return [pulse, "Stopping …"];
   if (run.message.text) return [];
@@ -328,7 +329,7 @@ function waitOf({ waits_for, ahead, unread_before: unread }) {
 /** @param {Message} message @param {Actions} actions */
 function failureOf(message, actions) {
   if (!message.failure) return null;
-  const { words, detail, isFull, isTooLong } = explain(message.failure, actions.isOutgrown(message));
+  const { words, detail, isFull, isTooLong } = explain(message.failure, actions.isOutgrown(message), actions.longer());
   const act = () => (isFull ? actions.begin() : isTooLong ? actions.edit(message) : actions.again(message));
   const label = isFull ? "New chat" : isTooLong ? "Edit the question" : "Try again";
   const less = isFull && button(WITHOUT_OLDEST, () => actions.outgrow(message, "auto"));

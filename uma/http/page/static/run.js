@@ -6,6 +6,7 @@ import { freshId } from "./tree.js";
 
 /** @typedef {import("./turns.js").Turns} Turns */
 
+const RESTARTED = "The rest of this answer is lost: the server was restarted.";
 const GONE = "The rest of this answer is lost: the server was restarted, or this page was closed or offline for over a minute.";
 /** Thinking that the model’s chat template does not declare, so that the server tells it as the answer’s beginning; and the answer. */
 const THOUGHT = /^\s*<think>\s*([^]*?)(?:<\/think>\s*([^]*))?$/;
@@ -239,7 +240,7 @@ export class Run {
   /** @param {ApiError} error */
   fail(error) {
     const isGone = error.status === 404 && this.hasArrived;
-    this.message.failure = isGone ? { code: "gone", message: GONE } : error.failure;
+    this.message.failure = isGone ? { code: "gone", message: Date.now() - this.brokeOffAt < KEPT_MS ? RESTARTED : GONE } : error.failure;
     this.end();
   }
 

@@ -74,7 +74,7 @@ export function readSettings(raw, info, dropped = new Set()) {
     priority: LANES.includes(priority) ? priority : 1,
     sampling: Object.fromEntries(found),
     reasoning: reasoning === "off" ? "off" : "auto",
-    truncation: overflowOf(truncation),
+    truncation: truncation === "auto" || truncation === "compact" ? truncation : "off",
     ...(typeof raw?.unread === "string" && { unread: raw.unread }),
     ...(Number.isInteger(answers) && answers > 1 && { answers: Math.min(answers, MAX_ANSWERS) }),
   };
@@ -91,11 +91,6 @@ function isInRange(name, value, info) {
 /** @param {unknown} value @returns {value is Record<string, any>} */
 export function isRecord(value) {
   return typeof value === "object" && value !== null && !Array.isArray(value);
-}
-
-/** @param {unknown} value @returns {Settings["truncation"]} */
-function overflowOf(value) {
-  return value === "auto" || value === "compact" ? value : "off";
 }
 
 /** @param {any} value */

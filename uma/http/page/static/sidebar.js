@@ -103,7 +103,8 @@ export class Sidebar {
   /** A conversation's button, and the one for what can be done with it. @param {string} id */
   entry(id) {
     const open = () => (this.does.open(id), this.show(false));
-    const button = h("button", { type: "button", class: "conversation", onclick: open }, h("span", { class: "name", dir: "auto" }));
+    const pulse = h("span", { class: "pulse", role: "img", "aria-label": "answering" });
+    const button = h("button", { type: "button", class: "conversation", onclick: open }, h("span", { class: "name", dir: "auto" }), pulse);
     const more = iconButton("more", "", () => this.openMenu(more, id, button), "small");
     return h("div", { class: "entry", "data-id": id }, button, more);
   }
@@ -138,9 +139,6 @@ function update(entry, title, isCurrent, isAnswering) {
     more.setAttribute("aria-label", `More for ${title}`);
     more.title = "More";
   }
-  if (isCurrent) button.setAttribute("aria-current", "true");
-  else button.removeAttribute("aria-current");
-  if (isAnswering && !pulse)
-    button.append(h("span", { class: "pulse", role: "img", "aria-label": "answering" }));
-  else if (!isAnswering) pulse?.remove();
+  button.ariaCurrent = isCurrent ? "true" : null;
+  pulse.toggleAttribute("hidden", !isAnswering);
 }
