@@ -330,7 +330,7 @@ def test_an_answer_that_ends_takes_the_focus_from_nothing(browser: Browser, http
         page.locator(".is-writing .block").first.wait_for()
         page.locator(".conversation").focus()
         one.wait_for_answer()
-        expect(page.locator(".conversation .pulse")).to_have_count(0)
+        expect(page.locator(".conversation .pulse:not([hidden])")).to_have_count(0)
         expect(page.locator(".conversation")).to_be_focused()
         page.get_by_role("button", name="Regenerate").click()
         page.locator(".is-writing .block").first.wait_for()
