@@ -91,6 +91,18 @@ def test_a_list_of_models_loads_none_of_them(serve_models: ServeModels) -> None:
     assert children(server.process.pid) == set()
 
 
+def test_what_a_model_is_can_be_read_without_a_load_and_is_so_after_it(serve_models: ServeModels) -> None:
+    server = serve_models("--temperature", "0.3")
+    shown = server.ask("POST", "/api/show", {"model": "beta"})
+    assert "temperature                    0.3" in shown.json["parameters"]
+    assert shown.headers.get("x-uma-model") is None
+    assert server.ask("POST", "/api/show", {"name": "gamma"}).headers["x-uma-model"] == "gamma-one"
+    assert server.ask("POST", "/api/show", {"model": "nothing"}).status == 404
+    assert set(statuses(server).values()) == {"unloaded"}
+    complete(server, "beta")
+    assert server.ask("POST", "/api/show", {"model": "beta"}).json == shown.json
+
+
 def test_each_request_is_answered_by_the_model_it_names(server: HttpServer, texts: Mapping[str, str]) -> None:
     with ThreadPoolExecutor() as pool:
         asked = [NAMES[at % len(NAMES)] for at in range(12)]

@@ -4,6 +4,7 @@ with the processes of real models and a clock that stands still.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
@@ -35,7 +36,7 @@ from uma.models.catalog import MOST_BROKEN
 from uma.models.shelf import Shelf
 from uma.net.client import CLIENT, OWNER, QUEUED
 from uma.supervisor import LoadedModels, child, open_models
-from uma.supervisor.model import CROWDED_MS
+from uma.supervisor.model import AGAIN_SEC, CROWDED_MS
 from uma.supervisor.models import IDLE_UNLOAD, MEASURE_SEC, RESCAN_SEC
 from uma.types import LoadProgress, Request, SamplingParams, Source, Token
 
@@ -179,6 +180,101 @@ async def test_a_load_says_whose_memory_it_waits_for(
             assert models.find("beta").waits_for == "waits for memory, which alpha has (1 request)"
         await until(lambda: models.find("beta").state == "loaded")
         assert not models.find("beta").waits_for
+
+
+async def test_a_load_that_nobody_waits_for_any_longer_is_dropped_and_what_was_to_leave_for_it_stays(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, texts: Mapping[str, str], mock_clock: trio.testing.MockClock
+) -> None:
+    found = list[str]()
+
+    async def ask() -> None:
+        found.append(await text(models, "alpha"))
+
+    async with opened(folder, monkeypatch, cache_ram_mb=0) as models:
+        async with models.using("alpha"), trio.open_nursery() as nursery:
+            monkeypatch.setattr(models, "budget_bytes", models.find("alpha").memory_bytes * 3 // 2)
+            mock_clock.jump(1_000)
+            with trio.CancelScope() as client:
+                nursery.start_soon(ask)
+                async with trio.open_nursery() as waiting:
+                    waiting.start_soon(models.load, "beta")
+                    waiting.start_soon(models.load, "beta")
+                    await until(lambda: models.find("alpha").state == "leaving")
+                    nursery.start_soon(ask)
+                    await until(lambda: models.find("alpha").waiting == 1)
+                    client.cancel()
+            await until(lambda: models.find("beta").state == "unloaded")
+            assert models.find("alpha").state == "loaded"
+            await until(lambda: len(found) == 2)  # also what had come while it was to leave
+        assert found == 2 * [texts["alpha"]]
+        assert [each.state for each in models.listed()] == ["loaded", "unloaded", "unloaded"]
+        counted = (await models.metrics())["models"]
+        assert {name: of["model_loads_total"] for name, of in counted.items()} == {"alpha": 1, "beta": 0}
+
+
+async def test_an_idle_model_keeps_its_memory_from_another_no_longer_than_a_client_takes_to_ask_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, texts: Mapping[str, str], mock_clock: trio.testing.MockClock
+) -> None:
+    async with opened(folder, monkeypatch, cache_ram_mb=0) as models, trio.open_nursery() as nursery:
+        others = children(os.getpid())
+        nursery.start_soon(models.load, "alpha")
+        await until(lambda: children(os.getpid()) - others)
+        mock_clock.jump(100)  # so long its load takes
+        await until(lambda: models.find("alpha").state == "loaded")
+        monkeypatch.setattr(models, "budget_bytes", models.find("alpha").memory_bytes * 3 // 2)
+        words = "waits for memory, which alpha has (it was used just now)"
+        for _ in range(2):
+            assert await text(models, "alpha") == texts["alpha"]
+            nursery.start_soon(models.load, "beta")
+            await until(lambda: models.find("beta").waits_for == words)
+            mock_clock.jump(AGAIN_SEC / 2)
+        async with models.using("alpha"):
+            mock_clock.jump(AGAIN_SEC)
+            await until(lambda: models.find("beta").waits_for == "waits for memory, which alpha has (1 request)")
+            assert models.find("alpha").state == "loaded"
+        mock_clock.jump(AGAIN_SEC)
+        await until(lambda: models.find("beta").state == "loaded")
+
+
+@pytest.mark.parametrize("is_loaded", [False, True])
+async def test_a_file_in_the_place_of_another_is_counted_with_what_it_takes_itself(
+    monkeypatch: pytest.MonkeyPatch, mock_clock: trio.testing.MockClock, is_loaded: bool
+) -> None:
+    with short_directory() as place:
+        whole = write_model(place / "beta.gguf", context_length=16_384).read_bytes()
+        path = write_model(place / "alpha.gguf", context_length=256)
+
+        def replace(content: bytes) -> None:
+            (place / "new").write_bytes(content)
+            (place / "new").replace(path)
+
+        async with opened(place, monkeypatch, models="alpha,beta", n_ctx=8_192) as models:
+            await until(lambda: all(each.memory_bytes for each in models.listed()))
+            if is_loaded:
+                await models.load("alpha")
+                replace(whole[:1_000])
+                with pytest.raises(ModelUnusable):
+                    await models.load("alpha")
+            replace(whole)
+            assert (await models.load("alpha")).memory_bytes == models.find("beta").memory_bytes
+
+
+async def test_what_is_kept_by_its_last_request_is_pinned_until_it_is_unpinned(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, mock_clock: trio.testing.MockClock
+) -> None:
+    async with opened(folder, monkeypatch) as models:
+        assert (await models.load("alpha", keep_sec=math.inf)).is_pinned
+        assert not (await models.pin("alpha", is_pinned=False)).is_pinned
+        assert models.find("alpha").leaves_in_sec == 60 * IDLE_UNLOAD
+
+
+async def test_a_list_has_what_a_model_will_take_before_its_first_load(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, mock_clock: trio.testing.MockClock
+) -> None:
+    async with opened(folder, monkeypatch) as models:
+        await until(lambda: all(each.memory_bytes for each in models.listed()))
+        planned = models.find("beta").memory_bytes
+        assert (await models.load("beta")).memory_bytes == planned
 
 
 async def test_a_third_load_waits_for_two_and_the_request_that_waits_for_it_is_told_of(

@@ -110,10 +110,11 @@ def _place(url: str, key: str, asked: str, folder: Path) -> AgentPlace:
 def _loaded_tokens(url: str, key: str, name: str) -> int:
     """The context of one of several models, which this question has the server load."""
     say.note(f"waiting for the server to load {name}")
-    with HttpClient(url, key, LOAD_SEC).ask("POST", "/api/show", {"model": name}) as response:
-        told = json.loads(response.read())
-    if response.status != 200:
-        raise UmaError(str(told["error"]))
+    for path in ("/api/generate", "/api/show"):  # the first loads it, as it has no prompt
+        with HttpClient(url, key, LOAD_SEC).ask("POST", path, {"model": name}) as response:
+            told = json.loads(response.read())
+        if response.status != 200:
+            raise UmaError(str(told["error"]))
     return next(int(value) for key, value in told["model_info"].items() if key.endswith(".context_length"))
 
 

@@ -169,7 +169,7 @@ def _as_json(server: Running) -> dict[str, Any]:
 
 def _model_row(model: ListedModel) -> tuple[str, ...]:
     memory = figures.size(model.taken_bytes) if model.taken_bytes else ""
-    most = figures.size(model.memory_bytes) if model.state != "unloaded" else ""
+    most = figures.size(model.memory_bytes) if model.memory_bytes else ""
     state: str = model.state
     if state == "unloaded" and model.failure:
         state = "failed" if model.fits else "too large"

@@ -169,7 +169,7 @@ _MODULES = frozenset(
 _OF_ALL: frozenset[Handler] = frozenset(
     {
         *(do for _, _, do, _ in ENDPOINTS if do.__module__ in _MODULES),
-        *(ollama.version, ollama.tags, ollama.running, ollama.chat, ollama.generate),
+        *(ollama.version, ollama.tags, ollama.running, ollama.show, ollama.chat, ollama.generate),
         *(llama_server.health, check_health, _show_description),
         *(llama_server.lora_adapters, llama_server.set_lora_adapters),
     }

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
-from typing import Any
 
 import attrs
 import trio
@@ -27,7 +26,7 @@ from uma.http.problem import Forbidden, NotFound, Unsupported
 from uma.models.names import with_each, without_adapter
 from uma.net.client import QUEUED
 from uma.net.quota import Excess
-from uma.types import MAX_KEEP_SEC, ListedModel, Models, Source
+from uma.types import MAX_KEEP_SEC, ListedModel, Models
 
 
 @asynccontextmanager
@@ -44,13 +43,17 @@ async def of_model(gateway: Gateway, http: Exchange, endpoint: object) -> AsyncI
         check_only_model(gateway, http)
         yield gateway
         return
-    fields = await _fields(http)
-    asked = _name_in(fields)
-    name = await _meant(gateway, models, http, asked)
+    is_get = http.scope["method"] == "GET"
+    fields = http.query if is_get else await http.fields()
+    found = fields.get("model") or fields.get("name")
+    asked = found if isinstance(found, str) else None
+    name = await meant_model(gateway, models, http, asked)
     http.model = name or models.listed()[0].name
     _check_autoload(models, http, name)
-    if http.scope["method"] == "GET":
-        yield gateway.to_model(_loaded(models, name), ModelNames(asked or name or "", takes_any=True))
+    if is_get:
+        if (loaded := models.loaded(name)) is None:
+            raise NotFound(f"model: {http.model} is not loaded, and a GET loads none: POST /models/load does")
+        yield gateway.to_model(loaded, ModelNames(asked or name or "", takes_any=True))
         return
     kept = None
     if http.path.startswith("/api/"):  # elsewhere it is a field that is ignored by name
@@ -108,7 +111,7 @@ async def _tell_of_load(http: Exchange, dialect: Dialect, look: Callable[[], Lis
         await trio.sleep(HEARTBEAT_SEC)
 
 
-async def _meant(gateway: Gateway, models: Models, http: Exchange, asked: str | None) -> str | None:
+async def meant_model(gateway: Gateway, models: Models, http: Exchange, asked: str | None) -> str | None:
     """The name of the model that a request is for; None: the default one."""
     try:
         name = await known_model(models, http, asked)
@@ -181,21 +184,3 @@ def _check_autoload(models: Models, http: Exchange, name: str | None) -> None:
         raise BadRequest.at("model", f"{shown} is not loaded, and autoload is false: POST /models/load loads it")
     http.tell_load(model.load)
     raise Loading(f"{shown} is still being loaded ({model.load.step}); try again")
-
-
-def _loaded(models: Models, name: str | None) -> Source:
-    if (source := models.loaded(name)) is None:
-        raise NotFound(
-            f"model: {name or 'the default one'} is not loaded, and a GET loads none: POST /models/load does"
-        )
-    return source
-
-
-async def _fields(http: Exchange) -> dict[str, Any]:
-    """Where a request names its model: its body, or without one its query."""
-    return http.query if http.scope["method"] == "GET" else await http.fields()
-
-
-def _name_in(fields: Mapping[str, Any]) -> str | None:
-    asked = fields.get("model") or fields.get("name")
-    return asked if isinstance(asked, str) else None

@@ -24,7 +24,7 @@ from uma.http.gateway import Gateway
 from uma.http.keep_alive import keep_sec
 from uma.http.local_user import check_manager
 from uma.http.logprobs import PendingLogprobs, entries, spelling
-from uma.http.many import known_model, named_models, of_model, own_models
+from uma.http.many import check_only_model, known_model, meant_model, named_models, of_model, own_models
 from uma.http.media import MediaReader
 from uma.http.models import iso_time
 from uma.http.ollama_models import NameBody
@@ -529,10 +529,16 @@ def _modelfile(gateway: Gateway, parameters: Mapping[str, Any]) -> str:
 
 
 async def show(gateway: Gateway, http: Exchange) -> None:
-    """`POST /api/show`."""
-    reader = gateway.reader(http)
+    """`POST /api/show`, for which no model is loaded."""
+    reader, models = gateway.reader(http), gateway.models
     body = await http.built(lambda fields: read(fields, NameBody, http.ignored))
-    gateway.names.check(reader.first(("model", body.model or None), ("name", body.name or None)))
+    asked = reader.first(("model", body.model or None), ("name", body.name or None))
+    if models is None:
+        check_only_model(gateway, http)
+        gateway.names.check(asked)
+    else:
+        name = await meant_model(gateway, models, http, asked) or models.listed()[0].name
+        gateway = gateway.to_model(models, gateway.names, await models.card(name, loads=False))
     model, able = gateway.info.model, gateway.info.capabilities
     parameters = _parameters(gateway)
     await http.answer_json(

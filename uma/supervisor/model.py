@@ -54,6 +54,8 @@ LOOK_SEC = 1.0
 """Maximum time of a question about what a process does; then what it said last is taken."""
 CROWDED_MS = 10_000
 """Time after which a request is to come again for which there was no memory beside models that stay."""
+AGAIN_SEC = 2.0
+"""Time within which a client that works through requests asks again: so long a model stays for the next."""
 STANDSTILL_SEC = 300.0
 """How long a load can tell of no progress. Then its process is ended, so that the models behind it have their turn."""
 
@@ -144,6 +146,8 @@ class ServedModel:
     is_pinned: bool = False
     card: ServerInfo | None = None
     """Known from its first load on."""
+    header: tuple[FileState | None, ServerInfo] | None = None
+    """State of its file when its header was read for a card, and that card; None: it was not asked for."""
     client: Client | None = None
     """The session with its process, while it is loaded."""
     has_process: bool = False
@@ -156,7 +160,7 @@ class ServedModel:
     load: ModelLoad | None = None
     """The load that is asked for, or that runs."""
     file_state: FileState | None = None
-    """State of its file when its last load began; None: there was none."""
+    """State of its file when it was planned or loaded last; None: it was neither, or its file is another one now."""
     missed: FileState | bool | None = False
     """State of its file when the folders were looked at because it was another one; False: never."""
     failures: Failures = attrs.field(factory=Failures)
@@ -167,8 +171,7 @@ class ServedModel:
     waits: list[LoadWait] = attrs.field(factory=list)
     """What waits until it is."""
     size_bytes: int = 0
-    """Maximum that it took so far, with what its prefixes can come to take; 0: it was never loaded, or its file is
-    another one now."""
+    """Maximum that its file took so far, with what its prefixes can come to take; 0: it was never loaded."""
     taken_bytes: int = 0
     """What its process took when it was measured last; 0: it has none, or that is not known."""
     measured_at: float = 0.0
@@ -179,7 +182,8 @@ class ServedModel:
     objection: str = ""
     """Why it cannot be loaded, by its header or by its last load, for which nothing leaves again; empty: it can."""
     used_at: float = 0.0
-    stays_until: float = 0.0
+    repaid_at: float = 0.0
+    """When it has been loaded as long as its load took."""
     not_pinned: str = ""
     """Why it is not pinned as its settings ask; empty: it is, or they do not ask."""
     yielded: str = ""
@@ -237,6 +241,8 @@ class ServedModel:
             return None
         finally:
             self.waits.remove(wait)
+            if self.load is not None and not self.waits:
+                self.loader.changed()  # nobody waits for it any longer
 
     def failure(self, why: str) -> UmaError:
         """The error that a load ends with."""
@@ -276,9 +282,11 @@ class ServedModel:
         self.metrics, self.activity = {}, Activity((), 0, 0, 0, ())
 
     def leave(self, reason: UnloadReason, why: str) -> None:
-        """Have it take no more requests, and end once nothing runs, where it is loaded. The first reason counts."""
+        """Have it take no more requests, and end once nothing runs, where it is loaded. The first reason counts, but
+        for another's need of memory, which can be gone before it has ended.
+        """
         if self.client is not None:
-            if not self.is_leaving:
+            if not self.is_leaving or self.left_for[0] == "memory":
                 self.left_for = reason, why
             self.is_leaving = True
             self._end_if_idle()
@@ -337,14 +345,14 @@ class ServedModel:
 
     def as_resident(self) -> Resident:
         """The model's place in memory, as the plan sees it."""
-        is_loading = self.client is None
         # What has waited for it is about to run.
-        begins = is_loading or (bool(self.waits) and not self.is_leaving)
+        begins = self.client is None or (self.waits and not self.is_leaving)
+        used_until = math.inf if self.running else self.used_at + AGAIN_SEC
         return Resident(
             self.file.name if self.successor is None else f"{self.file.name} of before",
             self.needs_bytes,
             self.used_at,
-            math.inf if begins else self.stays_until,
+            math.inf if begins else min(self.repaid_at, used_until),
             is_running=self.running > 0,
             is_leaving=self.is_leaving,
             is_pinned=self.stays,

@@ -47,7 +47,7 @@ from uma.net.file_watch import state_of
 from uma.net.logfmt import log
 from uma.supervisor.backoff import Failures
 from uma.supervisor.child import CACHE_SHARE, child_config, running, taken_bytes
-from uma.supervisor.estimate import most_weights_bytes, planned_memory, rough_bytes
+from uma.supervisor.estimate import header_card, most_weights_bytes, planned_memory, rough_bytes
 from uma.supervisor.files import HubDownload, removal_of, remove
 from uma.supervisor.model import LOOK_SEC, MOST_MODELS, STANDSTILL_SEC, LoadedModel, LoadWait, ModelLoad, ServedModel
 from uma.supervisor.pressure import Pressure
@@ -183,12 +183,12 @@ class LoadedModels(Models):
             info=model.card if model.state == "loaded" else None,
             loading_percent=None if model.load is None else model.load.percent,
             state=model.state,
-            memory_bytes=model.needs_bytes,
+            memory_bytes=model.needs_bytes if model.has_plan or model.has_process else 0,
             taken_bytes=model.taken_bytes,
             fits=not (objection := self._objection(model)),
             running=model.running,
             waiting=len(model.waits),
-            is_pinned=model.is_pinned,
+            is_pinned=model.stays,
             leaves_in_sec=max(0.0, model.leaves_at - now) if model.is_idle and model.leaves_at < math.inf else None,
             failure=failure or objection,
             retry_in_sec=model.failures.left_sec(now),
@@ -215,7 +215,14 @@ class LoadedModels(Models):
         if found.card is None and loads:
             async with found.in_use():
                 pass
-        return self._card_of(found)
+        if found.card is not None or model is None:
+            return self._card_of(found)
+        state = state_of(found.file.path)
+        if found.header is None or found.header[0] != state:
+            listed, n_ctx = self._listed(found.file), 0 if found.context is None else found.context.cells
+            look = partial(header_card, listed, self._card_of(found), self._config_of(found.file), n_ctx)
+            found.header = state, await trio.to_thread.run_sync(look, abandon_on_cancel=True)
+        return attrs.evolve(found.header[1], models=self.names)
 
     @asynccontextmanager
     async def using(self, model: str | None, keep_sec: float | None = None, id: str = "") -> AsyncIterator[Source]:
@@ -250,6 +257,7 @@ class LoadedModels(Models):
         to = "pin" if is_pinned else "unpin"
         log(_log, logging.INFO, "model.asked", model=found.file.name, to=to, by=asker())
         found.is_pinned, found.not_pinned = is_pinned, ""
+        found.keep_sec = None if found.stays and not is_pinned else found.keep_sec
         if is_pinned:
             try:
                 async with found.in_use():
@@ -554,17 +562,34 @@ class LoadedModels(Models):
     async def _load_asked(self, nursery: trio.Nursery) -> float:
         """Begin to load what can be loaded. When to look again, where nothing changes before."""
         while True:
+            for asked in list(self._asked):
+                is_planned = asked.has_plan and asked.file_state == state_of(asked.file.path)
+                if not is_planned and not asked.has_process:
+                    await self._plan(asked)
+            self._drop_unwanted()
             if sum(candidate.has_process and candidate.client is None for candidate in self._every) >= MOST_LOADS:
                 return math.inf
-            for asked in list(self._asked):
-                if not asked.has_plan:
-                    await self._plan(asked)
             model, again_at = self._next_load()
             if model is None:
                 return again_at
             self._asked.remove(model)
             model.has_process = True
             nursery.start_soon(self._serve, model)
+
+    def _drop_unwanted(self) -> None:
+        """Drop loads that have not begun and that nobody waits for any longer. What was to leave for one of them, and
+        still runs, stays, unless another load needs its memory.
+        """
+        unwanted = [asked for asked in self._asked if not asked.waits and not asked.stays]
+        for model in self._every if unwanted else ():
+            if model.is_leaving and model.left_for[0] == "memory" and not model.stay.cancel_called:
+                model.is_leaving = False
+                unwanted += [model] if model.load is not None else []  # what waits for it is let in
+        for model in dict.fromkeys(unwanted):
+            assert model.load is not None
+            self._asked.remove(model)
+            model.load.ended.set()
+            model.load = None
 
     async def check_room(self) -> None:
         """Raise `ConfigError` where not one model fits into what all can have. `run` tells of those that do not."""
@@ -579,7 +604,9 @@ class LoadedModels(Models):
 
     async def _plan(self, model: ServedModel) -> None:
         """Note what a model will take, or that no memory holds it: as its process would find, which is not begun."""
-        config = self._child_config(model)
+        config, state = self._child_config(model), state_of(model.file.path)
+        if model.file_state != state:
+            model.file_state, model.size_bytes = state, 0  # what another file took says nothing of this one
         try:
             planned, model.context = await trio.to_thread.run_sync(
                 planned_memory, model.file.path, config, abandon_on_cancel=True
@@ -764,7 +791,7 @@ class LoadedModels(Models):
         over = sum(candidate.needs_bytes for candidate in self._every if candidate.has_process) - self._most_bytes()
         idle = [candidate for candidate in self._every if candidate.is_idle]
         for model in sorted(idle, key=lambda candidate: candidate.used_at):
-            is_over = over > 0 and model.stays_until <= now and not model.stays
+            is_over = over > 0 and model.as_resident().stays_until <= now and not model.stays
             if is_over or model.leaves_at <= now:
                 kept = f"{now - model.used_at:.0f} s ({'idle_unload' if model.keep_sec is None else 'keep_alive'})"
                 why = "all together are over --memory" if is_over else f"idle for {kept}"
@@ -782,7 +809,7 @@ class LoadedModels(Models):
             look = partial(self.pressure.reason, trio.current_time(), min(filter(None, of_gpus), default=0))
             why = await trio.to_thread.run_sync(look, abandon_on_cancel=True)
             known = self._every
-            idle = [model for model in known if model.is_idle and not model.is_pinned]
+            idle = [model for model in known if model.is_idle and not model.stays]
             for model in known:
                 model.yielded = model.yielded if why or model.client is None else ""
             if not why or any(model.is_leaving for model in known):
@@ -837,7 +864,7 @@ class LoadedModels(Models):
                     load.patience.deadline = math.inf
                     await self._pause_too(client)
                     loaded_at = model.used_at = trio.current_time()
-                    model.stays_until = 2 * loaded_at - began
+                    model.repaid_at = 2 * loaded_at - began
                     model.card, model.client, model.load = self._with_own_limits(client.info), client, None
                     model.failures.why = model.objection = ""
                     load.ended.set()
@@ -883,8 +910,6 @@ class LoadedModels(Models):
         model.forget_process()
         if model.successor is not None:
             del self._replaced[model.index]
-        if model.file_state is None:  # another one by now
-            model.size_bytes = model.planned_bytes = 0
 
     def _with_own_limits(self, info: ServerInfo) -> ServerInfo:
         """A process's card, with the bounds that clients meet here."""
@@ -895,7 +920,8 @@ class LoadedModels(Models):
 
 def _kept(model: ServedModel) -> str:
     """That a model has memory, and why it keeps that for now."""
-    idle = "it loads" if model.client is None else "it leaves" if model.is_leaving else "it was loaded just now"
+    kept = "it leaves" if model.is_leaving else "it is pinned" if model.stays else "it was used just now"
+    idle = "it loads" if model.client is None else kept
     running = f"{model.running} request{'s' * (model.running > 1)}"
     return f"{model.file.name} has ({running if model.running else idle})"
 

@@ -20,8 +20,8 @@ class Resident:
     used_at: float
     """When its last request ended."""
     stays_until: float
-    """Time until which it stays: at least as long as its load took, so that two models which do not fit together are
-    not loaded in turns for a request each."""
+    """Time until which it stays: while it is used at least as long as its load took, so that two models which do not
+    fit together are not loaded in turns for a request each."""
     is_running: bool = False
     """Requests of it run."""
     is_leaving: bool = False

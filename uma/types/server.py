@@ -233,7 +233,8 @@ class ListedModel:
     """How much of it is loaded, where it is being loaded."""
     state: ModelState = "unloaded"
     memory_bytes: int = 0
-    """The most that it has taken, with what its cache can still come to take, or is expected to once it is loaded."""
+    """The most that it has taken, with what its cache can still come to take, or is expected to once it is loaded; 0:
+    that is not known."""
     taken_bytes: int = 0
     """What its process took when it was measured last, of what it shares its part; 0: it is not loaded, or the system
     does not tell."""

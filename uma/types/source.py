@@ -232,7 +232,9 @@ class Models(Source):
 
     @abstractmethod
     async def card(self, model: str | None, *, loads: bool = True) -> ServerInfo:
-        """What a model is. A model that was never loaded is loaded for that; without `loads` the card says little."""
+        """What a model is. A model that was never loaded is loaded for that; without `loads` the card has no path and,
+        where the model is named, what its file's header tells.
+        """
 
     def load_of(self, model: str | None) -> LoadState | None:
         """How far the load is of a model that has to be waited for; None where it need not be."""
