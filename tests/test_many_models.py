@@ -92,8 +92,9 @@ def test_a_list_of_models_loads_none_of_them(serve_models: ServeModels) -> None:
 
 
 def test_what_a_model_is_can_be_read_without_a_load_and_is_so_after_it(serve_models: ServeModels) -> None:
-    server = serve_models("--temperature", "0.3")
+    server = serve_models("--models", "all", "--temperature", "0.3")
     shown = server.ask("POST", "/api/show", {"model": "beta"})
+    assert shown.status == 200, shown.body
     assert "temperature                    0.3" in shown.json["parameters"]
     assert shown.headers.get("x-uma-model") is None
     assert server.ask("POST", "/api/show", {"name": "gamma"}).headers["x-uma-model"] == "gamma-one"
