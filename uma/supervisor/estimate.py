@@ -80,7 +80,9 @@ def header_card(model: ListedModel, blank: ServerInfo, config: RuntimeConfig, n_
     )
     able = attrs.evolve(
         blank.capabilities,
-        **{"generate": generates, "chat": bool(template), "vision": model.vision},
+        generate=generates,
+        chat=bool(template),
+        vision=model.vision,
         reasoning=thinking_of(template) is not None,
         sampling_params=tuple(field.name for field in attrs.fields(SamplingParams)) if generates else (),
         suggested_sampling={**suggested_sampling(first), **config.chosen_sampling},
