@@ -19,9 +19,6 @@ import attrs
 
 from uma.errors import ConfigError, ConnectionLost, told
 
-UNTRUSTED = "set SSL_CERT_FILE to the file of its CA, and use a name that the certificate is for"
-"""What to do about a certificate that cannot be verified."""
-
 
 @attrs.frozen
 class HttpClient:
@@ -53,10 +50,9 @@ class HttpClient:
             hint = "start a server with `uma run --http`"
             if isinstance(error, RemoteDisconnected) and self.url.startswith("http:"):
                 hint = "one with a certificate (--http-tls-cert) is at https://"
-            why = told(error)
             if isinstance(error, SSLCertVerificationError):
-                why, hint = f"certificate not trusted: {error.verify_message}", UNTRUSTED
-            raise ConnectionLost(f"{self.url}: {why}; {hint}") from error
+                hint = "the certificate is not trusted: set SSL_CERT_FILE to its CA's file, and use a name it is for"
+            raise ConnectionLost(f"{self.url}: {told(error)}; {hint}") from error
         finally:
             if connection.sock is not None:
                 with suppress(OSError):

@@ -25,11 +25,11 @@ import attrs
 
 from uma.config import read_toml
 from uma.constraints import Length
-from uma.errors import BadRequest, ConfigError
+from uma.errors import ConfigError
 from uma.net.file_watch import FileWatch
 from uma.net.logfmt import log
 from uma.net.quota import Bounds, ClientAccount
-from uma.protocol.converter import structure, unknown_fields
+from uma.protocol.converter import from_table
 
 logger = logging.getLogger("uma.http")
 
@@ -115,23 +115,11 @@ def load(path: Path) -> dict[str, Key]:
 
 def _key(path: Path, name: str, table: Any) -> Key:
     where = f"{path}: [{name}]"
-    if not isinstance(table, dict):
-        raise ConfigError.at("http_keys", f"{where}: expected a table with the key's sha256")
-    try:
-        entry = structure(table, _Entry)
-    except BadRequest as error:
-        raise ConfigError.at("http_keys", f"{where}: {error.message}") from None
-    for unknown in unknown_fields(table, _Entry):
-        raise ConfigError.at(
-            "http_keys", f"{where}: {unknown}: no such bound; there are {', '.join((*_BOUNDS, 'manage_models'))}"
-        )
+    entry = from_table(table, _Entry, "http_keys", where)
     if not _HASH.fullmatch(entry.sha256):
         raise ConfigError.at("http_keys", f"{where}: sha256: expected 64 hexadecimal digits")
-    bounds = Bounds(**{bound: getattr(entry, bound) for bound in _BOUNDS})
+    bounds = Bounds(**{bound.name: getattr(entry, bound.name) for bound in attrs.fields(Bounds)})
     return Key(entry.sha256, ClientAccount(name, bounds, entry.manage_models))
-
-
-_BOUNDS = tuple(field.name for field in attrs.fields(Bounds))
 
 
 def hash_of(key: str) -> str:

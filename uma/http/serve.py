@@ -8,23 +8,27 @@ from __future__ import annotations
 
 import logging
 import socket
+import ssl
 from collections import Counter
 from collections.abc import Hashable
+from pathlib import Path
 
+import attrs
 import trio
 
 from uma.config import RuntimeConfig
+from uma.errors import ConfigError
 from uma.http.access import AccessRules
 from uma.http.address import Address
 from uma.http.address import check as check_address
 from uma.http.app import build_app
 from uma.http.batches import run_all
-from uma.http.certificate import Certificate
 from uma.http.gateway import Gateway
 from uma.http.http1 import HttpConnection
 from uma.http.transport import Transport
 from uma.net.accept import accept_forever
 from uma.net.client import THIS_MACHINE, machine_at
+from uma.net.file_watch import FileWatch
 from uma.net.link import Flusher, Link, ReaderStalledError
 from uma.net.logfmt import log
 from uma.net.throttle import ClientLines
@@ -44,6 +48,54 @@ def check(config: RuntimeConfig) -> Address:
     AccessRules.of(config)
     Certificate.open(config)
     return address
+
+
+@attrs.define(eq=False)
+class Certificate:
+    """TLS with the certificate and key that the files hold now. Belongs to one thread."""
+
+    _cert: FileWatch
+    _key: FileWatch
+    _context: ssl.SSLContext
+
+    @classmethod
+    def open(cls, config: RuntimeConfig) -> Certificate | None:
+        """The certificate that `config` names; None for no TLS. Raises `ConfigError` where it cannot be used."""
+        if not config.http_tls_cert:
+            return None
+        cert, key = FileWatch(Path(config.http_tls_cert)), FileWatch(Path(config.http_tls_key))
+        return cls(cert, key, _load(cert.path, key.path))
+
+    def context(self) -> ssl.SSLContext:
+        """TLS for a new connection; those that are open keep theirs.
+
+        Files that have changed are read first. A pair that cannot be used, such as a new certificate beside the old
+        key, is warned of, and the pair from before stays.
+        """
+        if [watch for watch in (self._cert, self._key) if watch.has_changed()]:
+            try:
+                self._context = _load(self._cert.path, self._key.path)
+            except ConfigError as error:
+                log(logger, logging.WARNING, "http.tls_not_reloaded", error=error.message)
+            else:
+                log(logger, logging.INFO, "http.tls_reloaded", cert=self._cert.path)
+        return self._context
+
+
+def _load(cert: Path, key: Path) -> ssl.SSLContext:
+    # A new context each time: one whose `load_cert_chain` fails has lost the key that it had.
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
+    try:
+        context.load_cert_chain(cert, key, "")  # no passphrase: OpenSSL would stop the server to ask
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        told = (
+            f"{cert}, with the key {key}: {why}; name a certificate and its key, both as PEM and without a passphrase"
+        )
+        raise ConfigError.at("http_tls_cert", told) from error
+    return context
 
 
 class HttpService:

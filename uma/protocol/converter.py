@@ -19,7 +19,7 @@ import cattrs
 from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn
 
 from uma.constraints import MAX_LINES, Length, already_checked, hints_of, name_of, problems, quick_check, show
-from uma.errors import BadRequest, WrongValues
+from uma.errors import BadRequest, ConfigError, WrongValues
 from uma.json_text import Spelled
 from uma.types import Answer, Message, Tool, Usage
 from uma.wrong import Wrong
@@ -44,6 +44,21 @@ def structure(value: Mapping[str, Any], cls: type[T], more: Callable[[], Iterato
     if result is None or lines:
         raise BadRequest(*cut(lines, "wrong"))
     return result
+
+
+def from_table(table: Any, cls: type[T], setting: str, where: str) -> T:
+    """The instance that a table describes, in a file that `setting` names. Raises `ConfigError`, which begins with
+    `where`, for anything else, a name that `cls` does not have included.
+    """
+    known = ", ".join(hints_of(cls))
+    if not isinstance(table, dict):
+        raise ConfigError.at(setting, f"{where}: expected a table of {known}")
+    try:
+        return structure(
+            table, cls, lambda: (f"{name}: no such bound; there are {known}" for name in unknown_fields(table, cls))
+        )
+    except BadRequest as error:
+        raise ConfigError.at(setting, f"{where}: {error.message}") from None
 
 
 def unstructure(instance: Any) -> dict[str, Any]:

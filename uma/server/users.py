@@ -11,7 +11,6 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import attrs
 
@@ -19,11 +18,11 @@ with suppress(ImportError):  # Windows
     import pwd
 
 from uma.config import read_toml
-from uma.errors import BadRequest, ConfigError
+from uma.errors import ConfigError
 from uma.net.file_watch import FileWatch
 from uma.net.logfmt import log
 from uma.net.quota import Bounds, ClientAccount
-from uma.protocol.converter import structure, unknown_fields
+from uma.protocol.converter import from_table
 
 logger = logging.getLogger("uma.server")
 
@@ -43,7 +42,10 @@ class _UsersFile:
     @classmethod
     def load(cls, path: Path) -> _UsersFile:
         """Raises `ConfigError` where the file cannot be read, or names a user or a bound that does not exist."""
-        tables = {name: _bounds(f"{path}: [{name}]", table) for name, table in read_toml(path, "socket_users").items()}
+        tables = {
+            name: from_table(table, Bounds, "socket_users", f"{path}: [{name}]")
+            for name, table in read_toml(path, "socket_users").items()
+        }
         others = tables.pop(OTHERS, None)
         named = {_uid(f"{path}: [{name}]", name): (name, bounds) for name, bounds in tables.items()}
         if len(named) < len(tables):
@@ -96,19 +98,6 @@ class Users:
             name, account.bounds = self._file.of(uid)
             account.name = f"user {name}"
         log(logger, logging.INFO, "socket.users_reloaded", read=len(self._file.named))
-
-
-def _bounds(where: str, table: Any) -> Bounds:
-    if not isinstance(table, dict):
-        raise ConfigError.at("socket_users", f"{where}: expected a table of bounds")
-    try:
-        bounds = structure(table, Bounds)
-    except BadRequest as error:
-        raise ConfigError.at("socket_users", f"{where}: {error.message}") from None
-    for unknown in unknown_fields(table, Bounds):
-        known = ", ".join(field.name for field in attrs.fields(Bounds))
-        raise ConfigError.at("socket_users", f"{where}: {unknown}: no such bound; there are {known}")
-    return bounds
 
 
 def _uid(where: str, name: str) -> int:
