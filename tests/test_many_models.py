@@ -538,12 +538,18 @@ def test_requests_that_end_with_a_killed_process_are_counted_as_failed_and_raise
     with server.connect() as raw:
         endless = {"model": "beta", "prompt": PROMPT, "max_tokens": 20_000, "ignore_eos": True, "stream": True}
         raw.send("POST", "/v1/completions", endless)
-        assert raw.head()[0] == 200
+        status, headers = raw.head()
+        assert status == 200
+        id = headers["x-request-id"]
         if is_told:  # its process, of the request that runs
             assert samples(server)["uma_requests_total", "beta", ""] == before["uma_requests_total", "beta", ""] + 1
         os.kill(beta, signal.SIGKILL)
         *_, last = raw.chunks()
         assert b"the process of beta has ended" in last
+        lost = server.ask("GET", f"/v1/requests/{id}")
+        assert (lost.status, "the process of beta has ended" in str(lost.json)) == (410, True)
+        told = run_to_end(*uma_command("explain", id, "--socket", str(server.process.socket)))
+        assert "the process of beta has ended" in told.stderr
     server.process.log.wait_for("event=model.ended")
     after = samples(server)
     for name in (watched, "uma_requests_error", "uma_requests_total"):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Hashable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Protocol, TypeVar, get_args
 
 import attrs
@@ -164,6 +166,8 @@ class ServedModel:
     missed: FileState | bool | None = False
     """State of its file when the folders were looked at because it was another one; False: never."""
     failures: Failures = attrs.field(factory=Failures)
+    lost: deque[tuple[str, Hashable, str]] = attrs.field(factory=partial(deque, maxlen=MOST_WAITS))
+    """The last requests that ended with their process: id, owner, and the error."""
     waits_ms: dict[str, float] = attrs.field(factory=dict)
     """Time for which requests have waited until it was loaded, by their ids: of the last `MOST_WAITS`."""
     running: int = 0
@@ -376,10 +380,15 @@ class LoadedModel(Source):
     @asynccontextmanager
     async def generate(self, request: Request) -> AsyncIterator[EventStream]:
         self.model.note_wait(request.id, self.waited_ms)
-        entering = self.client.generate(_own(request, self.info))
+        entering, id = self.client.generate(_own(request, self.info)), request.id
         del request  # its files are large, and once they are sent nobody needs them
-        async with entering as stream:
-            yield stream
+        try:
+            async with entering as stream:
+                yield stream
+        except UmaError as error:
+            if self.client.is_lost:
+                self.model.lost.append((id, OWNER.get(), error.message))
+            raise
 
     async def embed(self, request: EmbedRequest) -> Embeddings:
         return await self.client.embed(_own(request, self.info))

@@ -29,6 +29,7 @@ from uma.errors import (
     STOPPING,
     BadRequest,
     ConfigError,
+    Ended,
     InternalError,
     ModelError,
     ModelUnusable,
@@ -375,7 +376,9 @@ class LoadedModels(Models):
         ]
 
     async def explain(self, id: str = "") -> Explained:
-        """Account of the newest request with this id, of all models that are loaded."""
+        """Account of the newest request with this id, of all models that are loaded. Raises `Ended` for one that its
+        process has taken along.
+        """
 
         async def explained(held: LoadedModel) -> Explained:
             with trio.fail_after(LOOK_SEC):
@@ -384,6 +387,9 @@ class LoadedModels(Models):
         found = await self._of_each(explained)
         owner = OWNER.get()
         found += [wait.explained(load) for wait, load in self._waits(id) if owner in (None, wait.owner)]
+        lost = [why for of in self._every for lost, whose, why in of.lost if lost == id and owner in (None, whose)]
+        if lost and not found:
+            raise Ended(f"{lost[-1]}. What it had spent its time on is lost; model.ended in the log says why it ended")
         if not found:
             which = f"a request of yours with the id {id[:128]!r}" if id else "a request of yours"
             raise BadRequest.at("request", f"no loaded model knows {which}; what a model knew ends when it is unloaded")
