@@ -180,7 +180,7 @@ def test_a_stream_is_told_how_far_its_model_is_loaded_and_who_does_not_wait_when
         raw.send("POST", "/v1/completions", body)
         (loading,) = until(lambda: set(children(server.process.pid)) - before, bool)
         os.kill(loading, signal.SIGSTOP)
-        ollamas.send("POST", "/api/generate", {"model": "alpha", "prompt": "Once", "options": {"num_predict": "a"}})
+        ollamas.send("POST", "/api/generate", {"model": "alpha", "prompt": "Once", "format": {"type": "objekt"}})
         assert raw.head()[0] == 200
         chunks = raw.chunks()
         assert next(chunks).startswith(b": alpha: loading, ")
@@ -196,7 +196,7 @@ def test_a_stream_is_told_how_far_its_model_is_loaded_and_who_does_not_wait_when
         *_, failed = b"".join(ollamas.chunks()).split(b"\n")[:-1]
     assert rest.endswith(b"data: [DONE]\n\n")
     assert b'"text"' in rest
-    assert json.loads(failed)["error"].startswith("options.num_predict: ")
+    assert json.loads(failed)["error"].startswith("format: ")
 
 
 def test_a_model_has_settings_of_its_own_and_further_names(server: HttpServer) -> None:

@@ -145,7 +145,7 @@ def test_a_model_that_sees_comes_with_its_projector_and_leaves_with_it(uma: Run,
     assert uma("pull", f"{SEEING}:BF16").returncode == 0  # in a folder below its projector
     listed = {each["name"]: each["vision"] for each in json.loads(uma("models", "--json").stdout)}
     assert listed == {"builtin": False, "Tiny-VL-Q4_K_M": True, "Tiny-VL-BF16": True}
-    assert "pictures" in uma("models").stdout
+    assert "sees" in uma("models").stdout
     first = uma("rm", "tiny-vl-q4", "--yes")
     assert (first.returncode, "projector" in first.stdout) == (0, False), first.stderr
     assert available({"HF_HOME": str(home)})[1].vision  # the other one's, too

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from difflib import get_close_matches
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import attrs
@@ -395,7 +395,7 @@ def _program(http: Exchange) -> str:
 
 def _log_request(http: Exchange, ms: float) -> None:
     """Log how a request ended. What the engine has computed is always logged, and all else within bounds."""
-    write = partial(log, client=http.lines.client) if http.has_computed and 200 <= http.status < 400 else http.lines.log
+    write = log if http.has_computed and 200 <= http.status < 400 else http.lines.log
     write(
         logger,
         logging.INFO,
@@ -410,4 +410,5 @@ def _log_request(http: Exchange, ms: float) -> None:
         completion=http.tokens.get("completion"),
         tokens_per_second=http.tokens_per_second or None,
         ms=ms,
+        client=http.lines.client,
     )

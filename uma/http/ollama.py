@@ -529,7 +529,7 @@ def _modelfile(gateway: Gateway, parameters: Mapping[str, Any]) -> str:
 
 
 async def show(gateway: Gateway, http: Exchange) -> None:
-    """`POST /api/show`, for which no model is loaded."""
+    """`POST /api/show`: what a model's file says of it. No model is loaded."""
     reader, models = gateway.reader(http), gateway.models
     body = await http.built(lambda fields: read(fields, NameBody, http.ignored))
     asked = reader.first(("model", body.model or None), ("name", body.name or None))

@@ -125,6 +125,11 @@ class Header:
         return int(self.metadata.get(f"{self.architecture}.context_length", 0))
 
     @property
+    def vocab_size(self) -> int:
+        """Tokens of the vocabulary; 0 where the header has none."""
+        return int(self.metadata.get("tokenizer.ggml.tokens", 0))
+
+    @property
     def n_layers(self) -> int:
         """Layers, without those that only guess further tokens, which llama.cpp does not load."""
         figures = (

@@ -122,7 +122,7 @@ class Shape:
             heads=heads,
             predicting_keys=sum(map(figures.keys, predicting)),
             predicting_values=sum(map(figures.values, predicting)),
-            n_tokens=int(first.metadata.get("tokenizer.ggml.tokens", 0)),
+            n_tokens=first.vocab_size,
             n_heads=figures.number("attention.head_count"),
             pooling=_pooling_of(parts),
         )

@@ -69,7 +69,9 @@ class ClientLines:
         if not self._own.lets_through():
             self.all.suppressed += 1
             return
-        self.all.log(logger, level, event, **{name: _cut(value) for name, value in fields.items()}, client=self.client)
+        self.all.log(
+            logger, level, event, **{name: _cut(value) for name, value in fields.items()} | {"client": self.client}
+        )
 
 
 def _cut(value: Any) -> Any:

@@ -57,7 +57,7 @@ def planned_memory(path: Path, config: RuntimeConfig) -> tuple[int, MemoryPlan |
         with unlogged("uma.engine"):  # the process that does what is planned here logs them
             plan = planned(parts, config)
         size_bytes += adapter_bytes(config)
-        beside_bytes = process_bytes(int(parts[0].metadata.get("tokenizer.ggml.tokens", 0)))
+        beside_bytes = process_bytes(parts[0].vocab_size)
     except ConfigError:
         raise
     except (UmaError, OSError):  # loading it says what is wrong
@@ -76,7 +76,7 @@ def header_card(model: ListedModel, blank: ServerInfo, config: RuntimeConfig, n_
     generates = model.kind not in (EMBEDDINGS, RERANKER)
     info = ModelInfo(
         *(model.name, "", model.architecture, model.parameters or first.parameters, model.size_bytes),
-        *(model.quantization, model.context_length, 0, bool(template), license or None),
+        *(model.quantization, model.context_length, first.vocab_size, bool(template), license or None),
     )
     able = attrs.evolve(
         blank.capabilities,
