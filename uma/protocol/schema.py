@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
+import threading
 import typing
 from functools import cache
 from itertools import pairwise
@@ -140,11 +141,16 @@ def _summary(cls: type) -> str:
     return inspect.cleandoc(cls.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
 
 
+_PARSING = threading.Lock()
+"""Held while source is parsed: Python 3.11's `ast.parse` raises `SystemError` in two threads at a time."""
+
+
 @cache
 def _docs_of(cls: Any) -> dict[str, str]:
     """The string below each field, as attrs classes of this project document their fields. Empty without the source."""
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
+        with _PARSING:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
     except (OSError, TypeError):
         return {}
     body = next(node for node in tree.body if isinstance(node, ast.ClassDef)).body
