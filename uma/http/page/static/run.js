@@ -8,8 +8,9 @@ import { freshId } from "./tree.js";
 
 const RESTARTED = "The rest of this answer is lost: the server was restarted.";
 const GONE = "The rest of this answer is lost: the server was restarted, or this page was closed or offline for over a minute.";
-/** Thinking that the model’s chat template does not declare, so that the server tells it as the answer’s beginning; and the answer. */
-const THOUGHT = /^\s*<think>\s*([^]*?)(?:<\/think>\s*([^]*))?$/;
+/** How thinking begins that the model’s chat template does not declare, so that the server tells it as the answer’s beginning. */
+const THOUGHT = /^\s*<think>\s*/;
+const THOUGHT_ENDS = "</think>";
 /** The server keeps an answer for so long after its reader is gone; see `KEEP_SEC` in answers.py. */
 const KEPT_MS = 60_000;
 const OVERLOADED = "E_LIMIT_OVERLOADED";
@@ -215,9 +216,10 @@ export class Run {
       }
       this.lastEventId = id;
       this.written += data.text;
-      const [isThought, thought = "", text = ""] = THOUGHT.exec(this.written) ?? [];
-      this.message.text = isThought ? text : this.written;
-      if (isThought) this.message.thinking = thought;
+      const begins = THOUGHT.exec(this.written)?.[0].length;
+      const ends = begins === undefined ? -1 : this.written.indexOf(THOUGHT_ENDS, begins);
+      if (begins !== undefined) this.message.thinking = this.written.slice(begins, ends < 0 ? undefined : ends);
+      this.message.text = begins === undefined ? this.written : ends < 0 ? "" : this.written.slice(ends + THOUGHT_ENDS.length).trimStart();
       if (data.thinking) this.message.thinking = (this.message.thinking ?? "") + data.thinking;
       if (data.tokens) this.message.tokens = [...(this.message.tokens ?? []), ...data.tokens];
     } else if (name === "progress") {
