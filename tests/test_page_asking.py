@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 from page_browser import ENDLESS, Visitor, saying, unfold_settings, violations
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Page, expect
 
 from harness import until
 
@@ -133,14 +133,20 @@ def test_a_button_beside_stop_queues_what_is_in_the_box(browser: Browser, tmp_pa
         stop.click()
 
 
+def asked_twice(here: Visitor) -> Page:
+    """The page with a question that two answers are written for, side by side."""
+    page = here.visit().page
+    page.locator("#chips").click()
+    unfold_settings(page)
+    page.get_by_label("Answers at once").fill("2")
+    page.keyboard.press("Escape")
+    here.ask("Twice?")
+    return page
+
+
 def test_escape_stops_all_answers_that_are_written_side_by_side(browser: Browser, tmp_path: Path) -> None:
     with saying(browser, tmp_path, "Again and again. ", "--max-tokens", "16000", **ENDLESS) as here:
-        page = here.visit().page
-        page.locator("#chips").click()
-        unfold_settings(page)
-        page.get_by_label("Answers at once").fill("2")
-        page.keyboard.press("Escape")
-        here.ask("Twice?")
+        page = asked_twice(here)
         cards = page.locator(".compared article")
         expect(cards.locator(".block").nth(1)).to_be_visible()
         page.get_by_label("Message", exact=True).press("Escape")
@@ -156,12 +162,7 @@ def test_the_choice_of_one_answer_or_another_question_ends_those_that_are_not_sh
         def running() -> list[str]:
             return [each["id"] for each in httpx.get(f"{here.url}/v1/requests").json()["data"]]
 
-        page = here.visit().page
-        page.locator("#chips").click()
-        unfold_settings(page)
-        page.get_by_label("Answers at once").fill("2")
-        page.keyboard.press("Escape")
-        here.ask("Twice?")
+        page = asked_twice(here)
         expect(page.locator(".compared .block").nth(1)).to_be_visible()
         httpx.delete(f"{here.url}/v1/requests/{running()[0]}")
         page.get_by_role("button", name=re.compile("Use this one|Stop comparing")).click()

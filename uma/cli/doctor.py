@@ -26,8 +26,8 @@ NEEDS_DOING = 1
 
 
 def main(options: argparse.Namespace) -> int:
-    """The command; exit code 1 where something needs doing, which neither advice for speed is nor a model that cannot
-    be loaded beside others that can.
+    """The command; exit code 1 where something needs doing. Advice for speed is no such thing, nor is a model that
+    cannot be loaded where others can.
     """
     loaded = load_settings(options)
     missing = []

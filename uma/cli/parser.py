@@ -399,7 +399,7 @@ def _add_source(parser: argparse.ArgumentParser, *, samples: bool = False) -> No
     add_settings(parser, leave_out=SERVER_ONLY | SAMPLING)
 
 
-def _describe_ps(parser: argparse.ArgumentParser) -> None:
+def _describe_list(parser: argparse.ArgumentParser) -> None:
     add_flag(parser, "--json", "a JSON list instead of a table")
     _add_socket(parser)
 
@@ -504,11 +504,6 @@ def _describe_key(parser: argparse.ArgumentParser) -> None:
     add_flag(parser, "--manage-models", "with new: the key can pull, delete and pin models")
 
 
-def _describe_models(parser: argparse.ArgumentParser) -> None:
-    add_flag(parser, "--json", "a JSON list instead of a table")
-    _add_socket(parser)
-
-
 def _describe_pull(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "reference",
@@ -590,7 +585,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "ps",
         "the servers that run",
-        _describe_ps,
+        _describe_list,
         "The server on --socket, by default the usual socket and those beside it: process, model, open sessions, since "
         "when. The exit code is 1 where there is none.",
     ),
@@ -763,7 +758,7 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "models",
         "what can be loaded from here",
-        _describe_models,
+        _describe_list,
         "The built-in model, the GGUF files of the UMA_MODELS folder, and the models that Hugging Face's cache, LM "
         "Studio and Ollama keep: each with its quantization, context and size, whether it sees pictures, by a "
         "projector beside it, or is a base model, and whether it fits into the memory that is free. A wide terminal "

@@ -25,6 +25,7 @@ import orjson
 import xxhash
 
 from uma import json_bytes, posix
+from uma.constraints import is_utf8
 from uma.errors import ConfigError, UmaError
 
 MAX_ROW_BYTES = 16_777_216
@@ -408,7 +409,7 @@ class _Counted:
 
 def _object(data: bytes | Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(data, bytes):
-        if any(not isinstance(cell, str) or not _is_text(cell) for cell in data.values()):
+        if any(not isinstance(cell, str) or not is_utf8(cell) for cell in data.values()):
             raise BadRow(NOT_UTF8)
         return data
     try:
@@ -428,14 +429,6 @@ def _is_utf8(data: bytes) -> bool:
     try:
         data.decode()
     except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _is_text(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
         return False
     return True
 

@@ -587,10 +587,13 @@ class LoadedModels(Models):
         still runs, stays, unless another load needs its memory.
         """
         unwanted = [asked for asked in self._asked if not asked.waits and not asked.stays]
-        for model in self._every if unwanted else ():
+        if not unwanted:
+            return
+        for model in self._every:
             if model.is_leaving and model.left_for[0] == "memory" and not model.stay.cancel_called:
                 model.is_leaving = False
-                unwanted += [model] if model.load is not None else []  # what waits for it is let in
+                if model.load is not None:
+                    unwanted.append(model)  # what waits for it is let in
         for model in dict.fromkeys(unwanted):
             assert model.load is not None
             self._asked.remove(model)
