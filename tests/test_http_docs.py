@@ -100,6 +100,11 @@ def test_the_table_of_errors_is_what_the_code_says() -> None:
     assert told == set(every)
 
 
+@pytest.mark.parametrize("error", [errors.WrongValues("x"), errors.WrongKind("x")])
+def test_what_is_wrong_in_a_class_made_by_hand_is_a_bad_request_over_http(error: UmaError) -> None:
+    assert problem.Problem.of(error).status == 400
+
+
 def errors_of(module: ModuleType) -> list[type[UmaError]]:
     """The classes of errors that a module defines, but their base."""
     classes = [each for each in vars(module).values() if isinstance(each, type) and issubclass(each, UmaError)]

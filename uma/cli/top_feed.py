@@ -89,11 +89,11 @@ class SocketFeed(Feed):
             name += f" of {len(models)} models"
             in_short = f"{len(loaded)} of {len(models)} models"
             name += "".join(f"; {model.name} {model.yielded}" for model in models if model.yielded)
-            slots = 0  # each has its own
+            slots, known = 0, metrics.get("models", {})  # each has slots of its own
             every_ms = {
-                model.name: metrics["models"][model.name]["service_ms_ewma"] / model.info.limits.max_sequences or None
+                model.name: known[model.name]["service_ms_ewma"] / model.info.limits.max_sequences or None
                 for model in loaded
-                if model.info is not None and model.name in metrics["models"]
+                if model.info is not None and model.name in known
             }
             rss_bytes = None if rss_bytes is None else rss_bytes + sum(model.taken_bytes for model in loaded)
         at_sec = trio.current_time()

@@ -110,7 +110,6 @@ class RateLimited(UmaError):
 
 _STATUS: dict[type[UmaError], tuple[int, Kind]] = {
     errors.BadRequest: (400, "bad_request"),
-    errors.WrongValues: (400, "bad_request"),
     errors.InvalidJson: (400, "bad_request"),
     errors.TemplateError: (400, "bad_request"),
     errors.VersionMismatch: (400, "bad_request"),
@@ -165,7 +164,7 @@ class Problem:
 
         `names` has the body's name for a field that the engine calls otherwise.
         """
-        status, kind = _STATUS.get(type(error), (500, "fault"))
+        status, kind = next((_STATUS[cls] for cls in type(error).__mro__ if cls in _STATUS), (500, "fault"))
         if isinstance(error, errors.ModelUnusable) and error.retry_after_ms is not None:
             status, kind = 503, "crowded"
         lines = renamed(error.lines, names or {})

@@ -18,7 +18,7 @@ TYPICAL_CHUNK_TOKENS = 256
 LEAST_RETRY_MS = 50
 """Minimum hint of when to try again."""
 MOST_RETRY_MS = 60_000
-"""Maximum hint of when to try again: OpenAI's client does not heed a longer one."""
+"""Maximum hint of when to try again: OpenAI's clients take no hint that is much longer (60 s, later 120 s)."""
 UNKNOWN_SERVICE_MS = 1_000
 """Assumed time from a request's begin to its end, until one has ended."""
 
