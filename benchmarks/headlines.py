@@ -1,60 +1,64 @@
-"""The claims that README.md shows, of three machines: a few rows, each with the figures of one question."""
+"""The claims that README.md shows, of three machines: a row for each, and in all rows of ratios greater is better."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import attrs
+
 from benchmarks.report import bar_of, marked
 from benchmarks.scenario import Check
 
 BEGIN, END = "<!-- measured: written by `python -m benchmarks --publish` -->", "<!-- end of measured -->"
-MACHINES = ("AMD EPYC, family 25 model 17", "Intel(R) Xeon(R) Processor", "NVIDIA H200")
-"""Machines that README.md shows: a CPU of each maker, and a GPU. benchmarks/README.md has all that were measured."""
-STREAMS = {"CPU": (1, 8, 32, 64), "GPU": (1, 64, 256)}
-"""Numbers of streams that are measured on each."""
-PEER = "tokens/s of llama-server's better layout"
+MACHINES = {
+    "AMD EPYC, family 25 model 17": "AMD EPYC, 2 cores",
+    "Intel(R) Xeon(R) Processor": "Intel Xeon, 2 cores",
+    "NVIDIA H200": "NVIDIA H200",
+}
+"""Machines that README.md shows, each with its column's head: a CPU of each maker, and a GPU. benchmarks/README.md has
+all that were measured.
+"""
+STREAMS = (1, 8, 32, 64, 256)
+"""Numbers of streams: CPUs are measured with up to 64, GPUs with 1, 64 and 256."""
 
-ROWS: dict[str, tuple[str, ...]] = {
-    "four programs use one model: time with a llama-server for each ÷ time with one UMA": (
-        "sharing: time of a llama-server for each program ÷ UMA's",
-    ),
-    "a stream while four long prompts arrive: its longest gap": ("storm: the stream's worst gap",),
-    "the four long prompts: time until all are read ÷ llama-server's": (
-        "storm: time until all prompts are read, of llama-server's",
-    ),
-    "eight prompts that begin alike: llama-server's time until all are done ÷ UMA's": (
-        "shared prefix, cold: times faster than llama-server's better layout",
-    ),
+ROWS: dict[str, str] = {
+    "four programs: one UMA, or a llama-server for each": ("sharing: time of a llama-server for each program ÷ UMA's"),
+    "eight prompts with the same beginning": "shared prefix, cold: times faster than llama-server's better layout",
+    "four long prompts while a stream runs": "storm: time until all prompts are read, of llama-server's",
+    "longest pause of that stream": "storm: times better than llama-server's worst gap",
+    "that pause on UMA, in milliseconds": "storm: the stream's worst gap",
     **{
-        f"{'/'.join(map(str, counts))} streams, {where}: tokens/s ÷ llama-server's": tuple(
-            f"{count} stream{'s' if count > 1 else ''}: {PEER}" for count in counts
+        f"{count} stream{'s' if count > 1 else ''}, tokens/s": (
+            f"{count} stream{'s' if count > 1 else ''}: tokens/s of llama-server's better layout"
         )
-        for where, counts in STREAMS.items()
+        for count in STREAMS
     },
 }
-"""What README.md calls a row, and the claims in it."""
+"""What README.md calls a row, and the claim that it shows."""
 
 
 def markdown(found: Mapping[str, Sequence[Check]]) -> str:
-    """The rows, each machine a column; what falls short of its bar is bold."""
+    """The rows, each machine a column; bold falls short of its bar. Each ratio is greater where UMA is better."""
     known = {machine: {check.claim: check for check in checks if check.is_known} for machine, checks in found.items()}
     every = {claim: check for checks in known.values() for claim, check in checks.items()}
-    columns = {"target": [_bars([every[claim] for claim in claims if claim in every]) for claims in ROWS.values()]}
-    for machine, checks in known.items():
-        columns[machine] = [_cell([checks.get(claim) for claim in claims]) for claims in ROWS.values()]
-    lines = ["| | " + " | ".join(columns) + " |", "| --- |" + " ---: |" * len(columns)]
-    for name, *cells in zip(ROWS, *columns.values(), strict=True):
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    lines = [
+        "| UMA's speed ÷ llama-server's | goal | " + " | ".join(known) + " |",
+        "| --- |" + " ---: |" * (len(known) + 1),
+    ]
+    for name, claim in ROWS.items():
+        goal = _plain(bar_of(_upright(every[claim]))) if claim in every else ""
+        cells = [_plain(marked(_upright(checks[claim]))) if claim in checks else "-" for checks in known.values()]
+        lines.append(f"| {name} | {goal} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def _bars(checks: Sequence[Check]) -> str:
-    """One for all where they have one, and which side of it is the better."""
-    bars = [bar_of(check).removesuffix(" x") for check in checks]
-    if len(set(bars)) < 2:
-        return "".join(bars[:1])
-    return f"{checks[0].relation} {' / '.join(bar.removeprefix(checks[0].relation).strip() for bar in bars)}"
+def _upright(check: Check) -> Check:
+    """A ratio that is better when it is smaller, turned over, so that greater is better in all rows of ratios."""
+    if check.relation == "≥" or check.unit != "x":
+        return check
+    return attrs.evolve(check, value=1 / check.value, relation="≥", bar=1 / check.bar)
 
 
-def _cell(checks: Sequence[Check | None]) -> str:
-    return " / ".join(marked(each).replace(" x", "") for each in checks if each) if all(checks) else "-"
+def _plain(figure: str) -> str:
+    """Without the units, which the row and the table's head have."""
+    return figure.replace(" x", "").replace(" ms", "")

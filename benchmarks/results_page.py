@@ -83,7 +83,7 @@ def headlines_of(stores: Sequence[Store]) -> str:
     smallest: dict[str, Results] = {}
     for results in sorted(map(Results.of, stores), key=lambda each: each.options):
         smallest.setdefault(results.where.rpartition(", ")[0], results)
-    return headlines.markdown({name: smallest[name].checks for name in headlines.MACHINES})
+    return headlines.markdown({head: smallest[name].checks for name, head in headlines.MACHINES.items()})
 
 
 def every_page(stores: Sequence[Store]) -> str:

@@ -32,7 +32,7 @@ def test_the_benchmarks_page_is_what_was_measured() -> None:
 def test_every_claim_of_the_readme_s_table_is_one_that_a_scenario_makes() -> None:
     made = {check.claim for store in STORES for check in Results.of(store).checks}
     # No CPU is measured with as many streams as a GPU, and the other way round.
-    assert {claim for claims in headlines.ROWS.values() for claim in claims} <= made
+    assert {*headlines.ROWS.values()} <= made
 
 
 def test_the_benchmarks_page_says_of_each_scenario_what_happens() -> None:
@@ -61,17 +61,20 @@ def test_a_figure_has_three_digits_and_more_where_it_would_look_like_its_bar(
     assert value_of(Check("a claim", value, "≥", bar, "x")) == shown
 
 
-def checks(**measured: float) -> list[Check]:
-    return [Check(claim, value, "≥", 0.9 if claim == "b" else 1.0, "x") for claim, value in measured.items()]
-
-
-def test_a_row_has_what_is_known_in_its_order_and_what_falls_short_is_bold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(headlines, "ROWS", {"one": ("a",), "several": ("b", "c", "d"), "more": ("e",)})
-    found = {"first": checks(a=2.0, b=0.5, c=1.0, d=1.5), "second": checks(a=1.0, b=2.0)}
+def test_a_row_has_what_is_known_and_what_falls_short_is_bold_and_greater_is_better_in_all_ratios(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = {"faster": "a", "slower": "b", "a pause": "c", "more": "d"}
+    monkeypatch.setattr(headlines, "ROWS", rows)
+    found = {
+        "first": [Check("a", 2.0, "≥", 1.0, "x"), Check("b", 1.25, "≤", 1.0, "x"), Check("c", 120.0, "≤", 100.0, "ms")],
+        "second": [Check("a", 0.5, "≥", 1.0, "x"), Check("b", 0.5, "≤", 1.0, "x")],
+    }
     lines = [re.split(r" *\| *", line)[1:-1] for line in headlines.markdown(found).splitlines()]
-    assert lines[0] == ["", "target", "first", "second"]
+    assert lines[0][1:] == ["goal", "first", "second"]
     assert lines[2:] == [
-        ["one", "≥ 1", "2.00", "1.00"],
-        ["several", "≥ 0.9 / 1 / 1", "**0.500** / 1.00 / 1.50", "-"],
+        ["faster", "≥ 1", "2.00", "**0.500**"],
+        ["slower", "≥ 1", "**0.800**", "2.00"],
+        ["a pause", "≤ 100", "**120**", "-"],
         ["more", "", "-", "-"],
     ]
