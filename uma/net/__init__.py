@@ -1,1 +1,1 @@
-"""What both ends of a socket need."""
+"""Networking that server, HTTP layer and client share: sockets and their peers, quotas, log lines."""

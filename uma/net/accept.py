@@ -1,4 +1,4 @@
-"""Accepting connections, for as long as it takes and whatever the system has run out of."""
+"""Accept loop of a listener, which survives a process without free file descriptors."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ with suppress(ImportError):  # Windows
 NO_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 RETRY_ACCEPT_SEC = 0.1
 RESERVED_FILES = 32
-"""File descriptors that connections leave to the rest of the process: a library can open a file with its first use, a
-snapshot is written, a child process started."""
+"""File descriptors that connections leave to the rest of the process: libraries open files on first use, snapshots are
+written, child processes are started."""
 
 
 async def accept_forever(
     listener: socket.socket, admit: Callable[[socket.socket], None], note: Callable[[OSError], None]
 ) -> None:
-    """Hand each connection to `admit`, until cancelled. `note` is told once where no file descriptors are left but the
-    reserved ones: further clients wait in the listener's queue. Raises `OSError` where the listener itself is broken.
+    """Hand each new connection to `admit`, until cancelled. When only the reserved file descriptors are left, `note` is
+    called once, and further clients wait in the listener's backlog. Raises `OSError` where the listener itself is
+    broken.
     """
     is_short = False
     while True:
@@ -48,13 +49,13 @@ async def accept_forever(
 
 
 def _check_files(listener: socket.socket) -> None:
-    """Raise `OSError` where the next file descriptor is one of the reserved."""
+    """Raise `OSError` (EMFILE) where a new connection would take one of the reserved file descriptors."""
     if sys.platform == "win32":
         return
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return
-    spare = os.dup(listener.fileno())  # the system gives out the lowest that is free
+    spare = os.dup(listener.fileno())  # the kernel gives out the lowest free number
     os.close(spare)
     if spare >= limit - min(RESERVED_FILES, limit // 2):
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

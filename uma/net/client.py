@@ -1,4 +1,4 @@
-"""Which client a task works for, so that what all clients share is given to them in turns."""
+"""Context variables that tell which client a task works for: for fair scheduling, access rights and display."""
 
 from __future__ import annotations
 
@@ -8,48 +8,51 @@ from ipaddress import IPv6Address, ip_address
 from typing import Any
 
 CLIENT: ContextVar[Hashable] = ContextVar("CLIENT", default=None)
-"""Name of a connection, an address, or name of the account that several connections belong to; None: this very process.
-Tasks inherit it. It is text, numbers or a tuple of them: what is counted by client would keep any other object in
-memory."""
+"""Key by which requests are scheduled in turns: a connection, an address, or an account that several connections belong
+to; None: this process itself. Tasks inherit it. It is text, a number or a tuple of them, because counters by client
+would keep any other object in memory."""
 
 ORIGIN: ContextVar[str] = ContextVar("ORIGIN", default="")
-"""Client in words for people: the program, the key, the endpoint or the socket. Empty: this very process."""
+"""Description of the client for people: its program, key, endpoint or socket. Empty: this process itself."""
 TRACEPARENT: ContextVar[str] = ContextVar("TRACEPARENT", default="")
-"""The span that a request belongs to, in the form of W3C's Trace Context; empty: unknown."""
+"""W3C Trace Context (`traceparent`) of the span that the task's request belongs to; empty: unknown."""
 TRACEPARENT_MEMBER = "traceparent"
-"""What has the same in a request's metadata."""
+"""Member of a request's metadata that carries `TRACEPARENT` to another process."""
 USER: ContextVar[int | None] = ContextVar("USER", default=None)
-"""The user id of the process at the other end of a Unix socket; None: it has come otherwise, or is not told."""
+"""User id of the peer's process on a Unix socket; None: another transport, or the system does not tell."""
 QUEUED: ContextVar[tuple[int, int]] = ContextVar("QUEUED", default=(0, 1))
-"""Lane of a task's request and the answers that are drawn for it, as the queue of a load counts them."""
+"""Lane of the task's request, and the number of its answers, as the queue for a loading model counts them."""
 MAX_PROGRAM_CHARS = 40
-"""Maximum length of a program's or user's name: what a client says of itself is shown to others."""
+"""Maximum length of the name of a program or user: clients name themselves, and others are shown it."""
 
 OWNER: ContextVar[Hashable] = ContextVar("OWNER", default=None)
-"""Whose the requests of a task are, and whose it can ask about; None: the server's own, which can ask about all."""
+"""Who owns the task's requests, and which requests it can ask about; None: the server's own user, who can ask about
+all."""
 
 MAX_ORIGIN_CHARS = 256
-"""Maximum length of what `origin` and `with_user` make: a model's process takes no more."""
+"""Maximum length of a value of `ORIGIN`: the bound of the protocol's field `origin`."""
 IPV6_NETWORK_BITS = 64
-"""One machine has all the addresses of its network of this size, and can use a new one for each connection."""
+"""Bits of an IPv6 address that identify a machine: it owns every address of its /64 network, and can use a new one for
+each connection."""
 
 
 THIS_MACHINE = "this machine"
-"""What `machine_at` calls it."""
+"""Value of `machine_at` for every address of this machine."""
 
 
 def client_at(host: str, port: int) -> Hashable:
-    """The client at the other end of a TCP connection without an account.
+    """Scheduling key (`CLIENT`) of the peer of a TCP connection without an account.
 
-    Another machine is one client, however many connections it opens. On this machine each connection is one, as on a
-    Unix socket: counted by address, all programs here would be one client, and each would wait for another's flood.
+    Another machine is one client, however many connections it opens. On this machine each connection is a client of its
+    own, as on a Unix socket: counted by address, all local programs would be one client, and a flood of one would delay
+    all.
     """
     machine = machine_at(host)
     return (host, port) if machine == THIS_MACHINE else machine
 
 
 def machine_at(host: str) -> Hashable:
-    """The machine at the other end of a TCP connection, whatever its address is."""
+    """Key of the machine at the other end of a TCP connection, equal for all addresses that it can use."""
     try:
         address = ip_address(host.partition("%")[0])
     except ValueError:
@@ -64,7 +67,7 @@ def machine_at(host: str) -> Hashable:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host, an address or a name, is reached from this machine alone."""
+    """Whether a host, given as an address or a name, can be reached from this machine only."""
     try:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:
@@ -72,20 +75,20 @@ def is_loopback(host: str) -> bool:
 
 
 def asker() -> str | None:
-    """Who asked for what a task does: `key NAME`, `user UID`, else `socket` or `http`; None: this very process."""
+    """Who asked for what this task does: `key NAME`, `user UID`, `socket` or `http`; None: this process itself."""
     if isinstance(owner := OWNER.get(), tuple):
         return " ".join(map(str, owner))
     return "socket" if USER.get() is not None else "http" if ORIGIN.get() else None
 
 
 def origin(endpoint: str, holder: str | None, program: str, pid: int | None = None) -> str:
-    """Value for `ORIGIN`: what is known of a request's way here, the parts apart by a middle dot."""
+    """Value for `ORIGIN`: program, key, endpoint and process id as far as they are known, with middle dots between."""
     parts = (_shown(program), holder, endpoint, pid and f"pid {pid}")
     return " · ".join(part for part in parts if part)[:MAX_ORIGIN_CHARS]
 
 
 def with_user(origin: str, user: str) -> str:
-    """An origin with the end user that the request's body names, before the endpoint."""
+    """`origin` with the end user that a request's body names, put before the endpoint."""
     *before, endpoint = origin.split(" · ")
     return " · ".join((*before, f"user {_shown(user)}", endpoint))[:MAX_ORIGIN_CHARS]
 
@@ -95,12 +98,12 @@ def _shown(name: str) -> str:
 
 
 def with_span(metadata: dict[str, Any] | None) -> dict[str, Any] | None:
-    """A request's metadata with the span that it belongs to, where it goes to another process."""
+    """Metadata of a request that is sent to another process, with the span that it belongs to."""
     span = TRACEPARENT.get()
     return {**(metadata or {}), TRACEPARENT_MEMBER: span} if span else metadata
 
 
 def span_of(metadata: dict[str, Any] | None) -> str:
-    """The span that a request with this metadata belongs to; empty: unknown."""
+    """Span that a request with this metadata belongs to; empty: unknown."""
     named = (metadata or {}).get(TRACEPARENT_MEMBER)
     return TRACEPARENT.get() or (named if isinstance(named, str) else "")

@@ -1,7 +1,7 @@
-"""Characters that must not reach a terminal, in the log or on standard output, and JSON's escapes for them.
+"""Characters that must not reach a terminal, in the log or on standard output, and JSON escapes for them.
 
-A terminal obeys control characters; bidirectional controls show a text in another order than it is in; invisible
-characters make two names look alike; line separators make one line of output look like two.
+A terminal executes control characters. Bidirectional controls display text in another order than it is stored in.
+Invisible characters make different names look alike. Line separators make one line of output look like two.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ TABLE: dict[int, str | None] = {
     **dict.fromkeys((*_C1, *_BIDI, *_LINE_SEPARATORS, *_SURROGATES), REPLACEMENT),
     **dict.fromkeys(_INVISIBLE),
 }
-"""What stands for each harmful character: the picture of a control character, a replacement character, or nothing."""
+"""Replacement of each harmful character, for `str.translate`: the symbol of a control character, U+FFFD, or nothing."""
 
 
 def json_escape(char: str) -> str:
-    """A character as JSON's escape: two of them beyond the basic plane."""
+    """A character as a JSON escape: a surrogate pair outside of the basic plane."""
     units = char.encode("utf-16-be", "surrogatepass").hex()
     return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))

@@ -1,4 +1,4 @@
-"""A client learns that there was a fault. What it was is in the log."""
+"""Unexpected exceptions as errors for a client, which does not learn their cause: that is in the log."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from uma.net.logfmt import log
 
 
 def as_uma_error(fault: Exception, logger: logging.Logger, event: str, **fields: Any) -> UmaError:
-    """The error of a request that `fault` has ended: the `UmaError` that it is, or that nurseries have made a group of;
-    of anything else, which is logged as `event` with `fields`, an `InternalError` without a word of it.
+    """The error to send for a request that `fault` has ended: `fault` itself if it is a `UmaError`, or the only one in
+    an exception group. Anything else is logged as `event` with `fields`, and becomes an `InternalError` that does not
+    quote it.
     """
     error = sole_error(fault) if isinstance(fault, ExceptionGroup) else fault
     if isinstance(error, UmaError):

@@ -1,4 +1,4 @@
-"""Tells when a file has changed, so that a server reads its keys and users again without a signal."""
+"""Detects that a file has changed, so that a server reads its keys and users again without a signal."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 import attrs
 
 FileState = tuple[int, int, int]
-"""Differs once a file has been written or replaced."""
+"""Modification time, size and inode of a file. Differs once the file has been written or replaced."""
 
 
 def state_of(path: Path) -> FileState | None:
-    """That of a file; None where there is none."""
+    """`FileState` of a file; None where there is no file."""
     try:
         state = path.stat()
     except OSError:
@@ -21,7 +21,7 @@ def state_of(path: Path) -> FileState | None:
 
 @attrs.define(eq=False)
 class FileWatch:
-    """A file, which is about to be read for the first time."""
+    """Change detection for one file, from the time just before the file is read for the first time."""
 
     path: Path
     _seen: FileState | None = attrs.field(init=False)
@@ -30,6 +30,6 @@ class FileWatch:
         self._seen = state_of(self.path)
 
     def has_changed(self) -> bool:
-        """Whether the file has been written or replaced since this was asked last."""
+        """Whether the file has been written or replaced since the last call."""
         before, self._seen = self._seen, state_of(self.path)
         return self._seen != before

@@ -1,8 +1,8 @@
-"""One end of a Unix stream socket, as both the client and the server hold it.
+"""One end of a stream socket, for client and server.
 
-Many tasks have something to say on one socket, thousands of times a second. They append to the link's buffer and one
-writing task sends all that has gathered in one system call; reads are as large as the kernel will give. The buffer is
-bounded, and a task that finds it full waits: backpressure from a slow reader.
+Many tasks write on one socket, thousands of times a second. They append to the link's buffer, and one writing task
+sends all that has accumulated by one system call. Reads take as much as the kernel gives. The buffer is bounded, and a
+task that finds it full waits: backpressure from a slow reader.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ with suppress(ImportError):  # Windows
 from uma.net.wakeup import Wakeup
 
 RECEIVE_BYTES = 65536
-"""Maximum bytes of one read. A batch of 32 token events is about 3 KiB, so a read is nearly always everything there
-is."""
+"""Maximum bytes of one read. A batch of 32 token events is about 3 KiB, so one read usually takes all there is."""
 FAIR_BYTES = 8192
-"""What a peer must read within the time allowed, as long as there is more for it. Also the most that is sent at once,
-since the system counts whole pieces as read."""
+"""Bytes that a peer must read within `stall_timeout_sec` while more waits for it. Also the maximum of one send, because
+the kernel counts only whole buffers as read."""
 
 
 class Flusher:
-    """Sends what a turn has posted on many links, in one task's turn for all of them.
+    """Sends the pending data of many links in one task, instead of waking a writing task for each link.
 
-    One task runs `run`. Links that have it wake their own writing tasks only for what the system does not take at once.
+    One task runs `run`. A link with a flusher wakes its own writing task only for data that the kernel does not take at
+    once.
     """
 
     def __init__(self) -> None:
@@ -43,12 +43,12 @@ class Flusher:
         self._work = Wakeup()
 
     def note(self, link: Link) -> None:
-        """Have the link flushed soon."""
+        """Have `run` flush the link."""
         self._posted.append(link)
         self._work.ring()
 
     async def run(self) -> None:
-        """Flush what is posted, until cancelled."""
+        """Flush the noted links, until cancelled."""
         while True:
             posted, self._posted = self._posted, []
             for link in posted:
@@ -59,16 +59,17 @@ class Flusher:
 
 @attrs.define(eq=False)
 class LoopTurn:
-    """A block in which what is posted on the links of a Trio thread gathers, and at whose end it is sent.
+    """A block that collects the links of a Trio thread that data is posted on, and flushes them at its end.
 
-    For the task that gives all streams their tokens: no other has to be woken to send them. Not to be nested.
+    The task that delivers all streams' tokens uses it, so that sending them wakes no other task. Blocks must not be
+    nested.
     """
 
     _is_open: bool = attrs.field(default=False, init=False)
     _posted: list[Link] = attrs.field(factory=list, init=False)
 
     def takes(self, link: Link) -> bool:
-        """Whether the link is flushed at the end of the block; False outside of one."""
+        """Whether the link will be flushed at the end of the block; False outside of a block."""
         if self._is_open:
             self._posted.append(link)
         return self._is_open
@@ -87,7 +88,7 @@ _TURN: trio.lowlevel.RunVar[LoopTurn] = trio.lowlevel.RunVar("TURN")
 
 
 def turn() -> LoopTurn:
-    """That of the Trio thread that calls."""
+    """The `LoopTurn` of the calling Trio thread."""
     try:
         return _TURN.get()
     except LookupError:
@@ -96,27 +97,28 @@ def turn() -> LoopTurn:
 
 
 class ReaderStalledError(Exception):
-    """The peer read nothing, or next to nothing, for as long as the link allows."""
+    """The peer read less than `FAIR_BYTES` within `stall_timeout_sec`."""
 
 
 @attrs.define(eq=False)
 class Link:
-    """A connected, non-blocking socket with a bounded buffer of what is yet to be sent. Belongs to one Trio thread.
+    """A connected, non-blocking socket with a bounded buffer of unsent bytes. Belongs to one Trio thread.
 
-    `post` never waits; await `room` after it where `is_full`. Exactly one task runs `write`, at most one `receive`s.
+    `post` never waits; after it, await `room` where the link `is_full`. Exactly one task runs `write`, at most one
+    `receive`s.
     """
 
     sock: socket.socket
     max_unsent_bytes: int
     stall_timeout_sec: float
-    """How long the peer can take to read `FAIR_BYTES` while more than the system will hold waits for it."""
+    """Maximum time that the peer takes to read `FAIR_BYTES` while the kernel's buffer is full."""
     _flusher: Flusher | None = None
     _turn: LoopTurn = attrs.field(factory=turn, init=False)
     unsent_bytes: int = attrs.field(default=0, init=False)
     _due: float | None = attrs.field(default=None, init=False)
-    """When the peer must have read `FAIR_BYTES`; None while the system takes all there is."""
+    """Deadline by which the peer must have read `FAIR_BYTES`; None while the kernel takes all data at once."""
     _sent_bytes: int = attrs.field(default=0, init=False)
-    """Since that was set, as `_drained_bytes`: by how much the system's own buffer has shrunk while we waited."""
+    """Bytes sent since `_due` was set. `_drained_bytes` is by how much the kernel's buffer has shrunk since then."""
     _drained_bytes: int = attrs.field(default=0, init=False)
     _pending: deque[bytes] = attrs.field(factory=deque, init=False)
     _is_dead: bool = attrs.field(default=False, init=False)
@@ -126,11 +128,11 @@ class Link:
 
     @property
     def is_full(self) -> bool:
-        """Whether the bound is reached: time to wait for `room`."""
+        """Whether the buffer has reached its bound: await `room` before posting more."""
         return self.unsent_bytes >= self.max_unsent_bytes
 
     def post(self, data: bytes) -> None:
-        """Append to the unsent bytes, and wake the writing task. After `write` has ended this does nothing."""
+        """Append to the unsent bytes, and have them sent soon. Does nothing once `write` has ended."""
         if self._is_dead:
             return
         if not self._pending and not self._turn.takes(self):
@@ -142,15 +144,15 @@ class Link:
         self.unsent_bytes += len(data)
 
     def flush(self) -> None:
-        """Send what callers have gathered, as far as the system takes it now. The writing task does the rest."""
+        """Send what was posted, as far as the kernel takes it now. The writing task sends the rest."""
         if not self._work.is_awaited:
-            return  # it is about it
+            return  # the writing task is sending
         data = b"".join(self._pending)
         self._pending.clear()
         try:
             sent = self.sock.send(data[:FAIR_BYTES]) if data else 0
         except OSError:
-            sent = 0  # the writing task will meet it again
+            sent = 0  # the writing task gets the same error, and raises it
         if sent < len(data):
             self._pending.append(data[sent:])
         self._note_sent(sent)
@@ -164,15 +166,17 @@ class Link:
             self._room.unpark_all()
 
     async def room(self) -> None:
-        """Where the bound is reached, wait until half of it is sent or the link is broken. Else no checkpoint."""
+        """Where the bound is reached, wait until half of the buffer is sent or the link is broken. Otherwise return
+        without a checkpoint.
+        """
         while self.is_full and not self._is_dead:
             await self._room.park()
 
     async def write(self, is_done: Callable[[], bool]) -> None:
-        """Send what is posted. Each time all of it is sent, `is_done` says whether that was the end.
+        """Send what is posted. Each time that all of it is sent, `is_done` says whether the link ends.
 
-        Raises `OSError` where the peer is gone and `ReaderStalledError` where it reads less than `FAIR_BYTES` within
-        `stall_timeout_sec`. Afterwards no task waits for room any more, and what is posted is dropped.
+        Raises `OSError` where the peer is gone, and `ReaderStalledError` where it reads less than `FAIR_BYTES` within
+        `stall_timeout_sec`. Afterwards no task waits for room any more, and posted data is dropped.
         """
         self._is_done = is_done
         try:
@@ -205,10 +209,11 @@ class Link:
             self._due = None
 
     async def _wait_writable(self) -> None:
-        """Wait until the system takes more, for as long as the peer reads at a fair pace.
+        """Wait until the kernel takes more data, as long as the peer reads `FAIR_BYTES` within each
+        `stall_timeout_sec`.
 
-        What could be sent is a poor measure of that: the system takes more only when most of what it holds was read,
-        for which a slow reader can need minutes.
+        Not measured by sent bytes alone: the kernel accepts data again only when most of its buffer was read, which can
+        take a slow reader minutes.
         """
         due = self._restart_stall_timer() if self._due is None else self._due
         held = self._held_bytes()
@@ -230,7 +235,7 @@ class Link:
         return self._due
 
     def _held_bytes(self) -> int:
-        """What the system holds for the peer, its own overhead included; 0 where it does not tell."""
+        """Bytes in the kernel's send buffer, its own overhead included; 0 where the system does not tell."""
         if sys.platform == "win32":
             return 0
         try:
@@ -239,7 +244,7 @@ class Link:
             return 0
 
     async def receive(self) -> bytes:
-        """What has arrived, at most `RECEIVE_BYTES`; `b""` where the peer will send no more."""
+        """The data that has arrived, at most `RECEIVE_BYTES`; `b""` where the peer will send no more."""
         while True:
             await trio.lowlevel.wait_readable(self.sock.fileno())
             try:
@@ -251,21 +256,21 @@ class Link:
 
     @property
     def is_hung_up(self) -> bool:
-        """Whether the peer is gone altogether, and has not merely said that it will send no more."""
+        """Whether the peer has closed the connection in both directions, and not only its sending side."""
         if sys.platform == "win32":
-            return False  # an ordinary read finds it out
+            return False  # the next read tells
         poll = select.poll()
         poll.register(self.sock.fileno(), select.POLLIN)
         return any(events & (select.POLLHUP | select.POLLERR) for _, events in poll.poll(0))
 
     async def hung_up(self) -> None:
-        """Wait until the peer is gone, or will send no more, also where it has sent what nobody has read yet.
+        """Wait until the peer has closed the connection or its sending side, even while received data is unread.
 
-        Without Linux's word for that this waits until it is cancelled.
+        Linux only (EPOLLRDHUP); on other systems this waits until it is cancelled.
         """
         if sys.platform != "linux":
             await trio.sleep_forever()
-        # An epoll is readable itself once something has happened that it watches for.
+        # An epoll descriptor becomes readable itself once an event that it watches has occurred.
         try:
             with select.epoll() as watch:
                 watch.register(self.sock.fileno(), select.EPOLLRDHUP)
@@ -274,7 +279,7 @@ class Link:
             await trio.sleep_forever()
 
     def close(self) -> None:
-        """Close the socket. Tasks that still wait on it get `trio.ClosedResourceError`."""
+        """Close the socket. Tasks that wait on it get `trio.ClosedResourceError`."""
         if self.sock.fileno() >= 0:
             trio.lowlevel.notify_closing(self.sock.fileno())
         self.sock.close()

@@ -1,5 +1,6 @@
-"""What a log line is made of: an event and its fields, which are `key=value` pairs in text. Where lines go, and whether
-as text or as JSON, is decided elsewhere.
+"""Log lines as events with fields, written as `key=value` pairs.
+
+`uma/server/logs.py` decides where lines go, and whether they are text or JSON.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def _value(value: Any) -> str:
 
 
 def visible(text: str) -> str:
-    """`text` with what would end its line, or speak to a terminal, written as JSON's escapes."""
+    """`text` with line breaks and characters that control a terminal written as JSON escapes."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(char if char.isprintable() and ord(char) not in TABLE else json_escape(char) for char in text)
@@ -46,17 +47,17 @@ def visible(text: str) -> str:
 
 @attrs.frozen
 class LogEvent:
-    """A log record's message: an event and its fields. As a text it is `logfmt`'s."""
+    """Message of a log record: an event and its fields. As text it is in `logfmt`'s form."""
 
     fields: Mapping[str, Any]
-    """Without those that are None; `event` is the first."""
+    """The event's name as `event`, then its fields, without those that are None."""
 
     def __str__(self) -> str:
         return logfmt(self.fields)
 
 
 def log(logger: logging.Logger, level: int, event: str, *, fault: BaseException | None = None, **fields: Any) -> None:
-    """Log `event` with `fields`, and the traceback of `fault`; costs next to nothing where the level is off."""
+    """Log `event` with `fields`, and the traceback of `fault`. Costs next to nothing where the level is off."""
     if logger.isEnabledFor(level):
         present = {name: value for name, value in fields.items() if value is not None}
         logger.log(level, LogEvent({"event": event, **present}), exc_info=fault)
@@ -64,7 +65,9 @@ def log(logger: logging.Logger, level: int, event: str, *, fault: BaseException 
 
 @contextmanager
 def unlogged(logger: str) -> Iterator[list[str]]:
-    """What this thread would log within the block, which belongs to a finding of the caller and not to a log."""
+    """A block whose log lines of this thread are collected in a list instead of logged, for a caller that reports them
+    itself.
+    """
     said, thread, logger_of_name = list[str](), threading.get_ident(), logging.getLogger(logger)
 
     def is_another_s(record: logging.LogRecord) -> bool:

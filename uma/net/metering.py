@@ -1,6 +1,6 @@
-"""A request's tokens on its holder's account, also where the reader leaves before the last event.
+"""Charges a request's tokens to its account, also where the reader leaves before the last event.
 
-A bound on tokens that only ended requests count against would not bind a client that hangs up on each of them.
+If only finished requests counted, a bound on tokens would not bind a client that hangs up on each of its requests.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from uma.net.quota import ClientAccount
 from uma.types import DecisionRequest, EmbedRequest, EventStream, Finished, RerankRequest, Usage
 
 SETTLE_SEC = 5.0
-"""Maximum time that a cancelled request's last event is waited for. It comes within a tick."""
+"""Maximum wait for the last event of a cancelled request. It normally comes within a tick."""
 BYTES_PER_TOKEN = 4
-"""Estimated bytes of a token in a text that was left before its tokens were counted, as in English."""
+"""Estimated bytes of a token (as in English), for texts whose request was left before its tokens were counted."""
 
 
 @attrs.define(eq=False)
 class Meter:
-    """What one request has used."""
+    """Tokens that one request has used."""
 
     usage: Usage | None = None
     """Set from the request's last event; None while it runs."""
@@ -31,10 +31,10 @@ class Meter:
 
 @asynccontextmanager
 async def metered(stream: EventStream, account: ClientAccount | None) -> AsyncIterator[Meter]:
-    """A block that reads `stream` and gives its usage to the meter; the account is charged when the block ends.
+    """A block that reads `stream` and sets the meter's usage. At its end the account is charged.
 
-    Where the block ends without a usage, the request is cancelled and its last event awaited. A request that failed
-    costs nothing.
+    If the block ends without a usage, the request is cancelled, and its last event is awaited. A failed request costs
+    nothing.
     """
     meter = Meter()
     if account is None or account.bounds.max_tokens_per_minute is None:
@@ -54,8 +54,8 @@ async def metered(stream: EventStream, account: ClientAccount | None) -> AsyncIt
 def metered_whole(
     request: EmbedRequest | RerankRequest | DecisionRequest, account: ClientAccount | None
 ) -> Iterator[Meter]:
-    """Meter a request that is answered in one piece. One that is left before its end counts as many tokens as it
-    has, where they are token ids, or one for every `BYTES_PER_TOKEN` of its texts: the engine tells no more of it.
+    """Meter a request that is answered in one piece. One that is left before its answer counts the number of its token
+    ids, or a token for every `BYTES_PER_TOKEN` of its texts, because the engine does not report what it has computed.
     """
     meter = Meter(Usage(_size_tokens(request), 0, 0))
     try:

@@ -1,4 +1,4 @@
-"""Which process and user is at the other end of a Unix socket, as the kernel knows it: not what the peer says."""
+"""Process and user at the other end of a Unix socket. The kernel tells them, so a peer cannot forge them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 SOL_LOCAL, LOCAL_PEERCRED, LOCAL_PEERPID = 0, 1, 2
-"""macOS's `<sys/un.h>`; Python has no names for them."""
+"""Constants of macOS's `<sys/un.h>`, which Python does not define."""
 CREDENTIALS = "3i"
 """Linux's `struct ucred`: process, user, group."""
 INTERPRETER = re.compile(r"(python|node|ruby|perl|php|bun)[\d.]*")
@@ -18,9 +18,9 @@ XUCRED, XUCRED_BYTES = "II", 76
 
 
 def pid_of_peer(sock: socket.socket) -> int | None:
-    """The process id of a connected socket's peer: of a server, the process that listens.
+    """Process id of a connected socket's peer; for a server's socket, of the process that listens.
 
-    None where the system does not tell, and where that process is in another container and has no id in this one.
+    None where the system does not tell, or where the process is in another container and has no id in this one.
     """
     pid = 0
     try:
@@ -35,7 +35,7 @@ def pid_of_peer(sock: socket.socket) -> int | None:
 
 
 def program_of(pid: int | None) -> str:
-    """The name of a process's program, as the system lists it; empty where it does not tell."""
+    """Name of a process's program, as the system lists it; empty where the system does not tell."""
     try:
         return "" if pid is None else Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
     except OSError:
@@ -43,7 +43,7 @@ def program_of(pid: int | None) -> str:
 
 
 def script_of(pid: int) -> str:
-    """The name of the script or module that a process runs; empty where it is no interpreter's, or not known."""
+    """Name of the script or module that a process runs; empty where it is not an interpreter, or unknown."""
     try:
         interpreter, *words = Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")
     except OSError:

@@ -1,8 +1,8 @@
-"""The owner of the directory of a default socket.
+"""Checks the owner of the default socket's directory.
 
-Every user can guess the default's name and, in a shared temporary folder, create it: the user that creates it first
-could listen there in a server's place and read what clients ask. So both ends check the owner before they use it. A
-directory that the user names is not checked.
+Every user can guess the default's name and, in a shared temporary folder, create it first, listen there in the server's
+place, and read the clients' prompts. So client and server check the owner before they use it. A directory that the user
+names explicitly is not checked.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ REMEDY = "remove it, or name another path with --socket or UMA_SOCKET"
 
 
 def objection(path: Path) -> str | None:
-    """Why a socket at `path` is not to be trusted, and what to do; None where it is, or nothing is there yet."""
+    """Why a socket at `path` must not be trusted, and what to do; None where it can be, or does not exist yet."""
     directory = path.parent
     if directory != Path(default_socket()).parent:
         return None
@@ -31,7 +31,7 @@ def objection(path: Path) -> str | None:
 
 
 def directory_objection(directory: Path) -> str | None:
-    """Why what is in `directory` can be another user's doing; None where it is not, or nothing is there yet."""
+    """Why another user can have made what is in `directory`; None where none can, or it does not exist yet."""
     if (status := _lstat(directory)) is None:
         return None
     if not stat.S_ISDIR(status.st_mode):
@@ -46,5 +46,5 @@ def directory_objection(directory: Path) -> str | None:
 def _lstat(path: Path) -> os.stat_result | None:
     try:
         return path.lstat()
-    except OSError:  # not there, or out of reach: using it then fails with the reason
+    except OSError:  # missing or inaccessible: using it then fails with the reason
         return None

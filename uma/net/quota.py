@@ -1,6 +1,6 @@
-"""What one holder of access can use: how much at once, how much a minute, how long, and how urgent its requests are.
+"""Quotas of an API key or a user: concurrent requests, tokens a minute, tokens of a request, priority.
 
-Pure: time is passed in. HTTP's keys and the socket's users have the same bounds.
+Pure: the time is an argument. HTTP's keys and the socket's users have the same bounds.
 """
 
 from __future__ import annotations
@@ -19,39 +19,39 @@ from uma.types import Limits, Models, Request, Slo
 from uma.wrong import Wrong
 
 Lane = Literal[-1, 0, 1]
-"""A priority."""
+"""A request's `priority`."""
 
 WINDOW_SEC = 60.0
-"""Window of a minute's tokens: the last minute, not from one full minute to the next."""
+"""Length of the sliding window of `max_tokens_per_minute`."""
 
 
 @attrs.frozen(kw_only=True)
 class Bounds:
-    """None: no bound of its own beside the server's, and urgency as each request says. Raises `ValueError` where
+    """Bounds of one account. None: only the server's own bound, or the request's own value. Raises `ValueError` where
     `priority` is over `max_priority`.
     """
 
     max_concurrent: Annotated[int, Range(1)] | None = None
-    """Maximum requests that run or wait at once. An HTTP body with several prompts is as many. Also maximum HTTP bodies
-    that are sent, read, tokenized or rendered at once."""
+    """Maximum requests that run or wait at once; an HTTP body with several prompts counts one for each. Also the
+    maximum HTTP bodies that are being sent, read, tokenized or rendered at once."""
     max_tokens_per_minute: Annotated[int, Range(1)] | None = None
-    """Prompt and completion tokens, counted at each request's end; a new request is refused while they are over."""
+    """Prompt and completion tokens, counted when a request ends. While they are over, new requests are refused."""
     max_priority: Lane | None = None
-    """Highest lane. A request without a priority of its own gets this one where it is lower."""
+    """Highest lane. A request without a priority gets this lane where it is lower than the default."""
     max_tokens: Annotated[int, Range(1)] | None = None
-    """Maximum tokens that one request can generate, in all its answers. A request that asks for no number gets this
-    one, or the server's default where that is less. An HTTP body with several prompts is as many requests."""
+    """Maximum tokens that one request can generate, in all its answers together. A request without `max_tokens` gets
+    this number, or the server's default where that is lower. Each prompt of an HTTP body is a request."""
     max_reasoning_tokens: Annotated[int, Range(0)] | None = None
-    """Maximum tokens that a model thinks in each answer. A request that asks for more, or for no number, gets this one,
-    in place of the server's `--reasoning-budget`."""
+    """Maximum tokens of thinking in each answer. A request that asks for more, or does not say, gets this number,
+    instead of the server's `--reasoning-budget`."""
     priority: Lane | None = None
-    """Lane of every request, whatever it asks for."""
+    """Lane of every request, whatever lane it asks for."""
     target_ttft_ms: Annotated[float, Range(gt=0)] | None = None
-    """Target of every request, whatever it asks for: where it cannot be met, the request is refused."""
+    """Target of every request, whatever target it asks for. A request for which it cannot be met is refused."""
     target_tbt_ms: Annotated[float, Range(gt=0)] | None = None
-    """Target of every request, whatever it asks for."""
+    """Target of every request, whatever target it asks for."""
     models: tuple[Annotated[str, Length(1)], ...] | None = None
-    """Names of the models that it can use, each as a request would name it; empty: it can use none."""
+    """Names of the models that the account can use, as a request would name them; empty: none."""
 
     def __attrs_post_init__(self) -> None:
         if self.priority is not None and self.max_priority is not None and self.priority > self.max_priority:
@@ -60,34 +60,34 @@ class Bounds:
 
 @attrs.frozen
 class Excess:
-    """A bound that a request is over."""
+    """A bound that a request exceeds."""
 
     message: str
     retry_after_ms: int | None
-    """None: waiting does not help."""
+    """Time after which the request can be repeated; None: waiting does not help."""
 
 
 @attrs.define(eq=False)
 class ClientAccount:
-    """The use of one holder's bounds. Belongs to one thread."""
+    """What one holder of bounds (a key or a user) is using of them. Belongs to one thread."""
 
     name: str
     bounds: Bounds = Bounds()
     manages_models: bool = False
-    """Whether it can pull, delete and pin models."""
+    """Whether the holder can pull, delete and pin models."""
     running: int = attrs.field(default=0, init=False)
     sending: int = attrs.field(default=0, init=False)
-    """Requests that are on their way: the bodies of HTTP that are not complete, not parsed or being tokenized."""
+    """HTTP requests whose bodies are incomplete, not parsed yet, or being tokenized."""
     _used: deque[tuple[float, int]] = attrs.field(factory=deque, init=False)
     _used_tokens: int = attrs.field(default=0, init=False)
 
     @property
     def is_bounded(self) -> bool:
-        """Whether it has any bound beside the server's."""
+        """Whether the account has any bound beside the server's."""
         return self.bounds != Bounds()
 
     def objection(self, requests: int, now: float) -> Excess | None:
-        """Why so many more requests must not run now; None where they are allowed to."""
+        """Why `requests` more must not run now; None where they can."""
         most = self.bounds.max_concurrent
         if most is not None and requests > most:
             return Excess(
@@ -108,17 +108,17 @@ class ClientAccount:
         return None
 
     def _free_at(self, rate: int) -> float:
-        """When so few of the tokens are of the last minute that they are below `rate`."""
+        """Time at which enough tokens have left the window that the rest is below `rate`."""
         left = self._used_tokens
         for at, tokens in self._used:
             left -= tokens
             if left < rate:
                 return at + WINDOW_SEC
-        raise AssertionError(f"{left} tokens of nobody")
+        raise AssertionError(f"{left} tokens are not in the window")
 
     def fit(self, request: Request, *, has_priority: bool, default_max_tokens: int) -> Request | Excess:
-        """The request with what the bounds fix, and what they give it where it says nothing itself, or the bound that
-        it is over. `default_max_tokens` is what the server gives a request without a number.
+        """The request with what the bounds fix, and with their defaults for what it does not say; or the bound that it
+        exceeds. `default_max_tokens` is the server's default for a request without `max_tokens`.
         """
         bounds, sampling = self.bounds, request.sampling
         lane = self.lane(request.priority, has_priority=has_priority)
@@ -135,23 +135,23 @@ class ClientAccount:
             if (sampling.max_tokens or 1) > most:
                 more = f", here {most:,} in each of {answers} answers" if answers > 1 else ""
                 return Excess(f"max_tokens: {self.name} may generate {bounds.max_tokens:,} at most{more}", None)
-            # The server's own default stays unsaid: it is cut to the context without a warning.
+            # Not set where the server's default is lower: the default is cut to the context without a warning.
             if sampling.max_tokens is None and most < default_max_tokens:
                 request = attrs.evolve(request, sampling=attrs.evolve(sampling, max_tokens=most))
         return request
 
     def limits(self, server: Limits) -> Limits:
-        """The server's limits as they are for this account."""
+        """The server's limits, narrowed to this account's."""
         bounds = self.bounds
         return attrs.evolve(
             server,
             max_tokens=min(server.max_tokens, bounds.max_tokens or server.max_tokens),
-            # With a lane for every request no wish is refused.
+            # Where the account has a fixed lane, a request's own priority is ignored, not refused.
             max_priority=1 if bounds.priority is not None or bounds.max_priority is None else bounds.max_priority,
         )
 
     def lane(self, priority: Lane, *, has_priority: bool) -> Lane | Excess:
-        """The lane that the bounds leave a request, or the bound that a lane of its own choice is over."""
+        """The lane that a request gets, or the bound that its own priority exceeds."""
         if self.bounds.priority is not None:
             return self.bounds.priority
         most = self.bounds.max_priority
@@ -160,7 +160,9 @@ class ClientAccount:
         return Excess(f"priority: {self.name} may use {most} at most", None) if has_priority else most
 
     def usable(self, models: Models) -> frozenset[str] | None:
-        """Names of the models that it can use; None: of all. A bound that means no model, or several, gives none."""
+        """Names of the models that the account can use; None: all. A name in `bounds.models` that matches no model, or
+        several, is left out.
+        """
         if self.bounds.models is None:
             return None
         found = set()
@@ -170,8 +172,8 @@ class ClientAccount:
         return frozenset(found)
 
     def model(self, asked: str | None, models: Models) -> str | Excess | None:
-        """The model of a request that asks for this one, or the bound that it is over. None is the default one; where
-        that is not among its own, the first of these.
+        """The model that a request for `asked` gets, or the bound that it exceeds. None is the server's default model;
+        where the account cannot use that, its first own one.
         """
         if (usable := self.usable(models)) is None:
             return asked
@@ -184,7 +186,7 @@ class ClientAccount:
         return self.other_model(own)
 
     def other_model(self, own: Sequence[str]) -> Excess:
-        """What a request for another model than its `own` is told."""
+        """Refusal of a request for a model that is not among the account's `own`."""
         return Excess(f"model: {self.name} may use {', '.join(own) or 'no model that is here'} (models)", None)
 
     def _slo(self, asked: Slo) -> Slo:
@@ -193,7 +195,7 @@ class ClientAccount:
 
     @contextmanager
     def running_now(self, requests: int) -> Iterator[None]:
-        """A block in which so many requests run."""
+        """A block in which `requests` run."""
         self.begin(requests)
         try:
             yield
@@ -201,7 +203,7 @@ class ClientAccount:
             self.end(requests)
 
     def sending_objection(self) -> Excess | None:
-        """Why another request must not be sent now; None where it can be."""
+        """Why the account must not send another request now; None where it can."""
         most = self.bounds.max_concurrent
         if most is None or self.sending < most:
             return None
@@ -210,7 +212,7 @@ class ClientAccount:
 
     @contextmanager
     def sending_now(self) -> Iterator[None]:
-        """A block in which another request is on its way."""
+        """A block in which one more request is being sent."""
         self.sending += 1
         try:
             yield
@@ -218,15 +220,15 @@ class ClientAccount:
             self.sending -= 1
 
     def begin(self, requests: int) -> None:
-        """So many requests run from now on; `end` takes them back."""
+        """Count `requests` as running; `end` reverses it."""
         self.running += requests
 
     def end(self, requests: int) -> None:
-        """So many requests run no more."""
+        """Count `requests` as running no more."""
         self.running -= requests
 
     def charge(self, tokens: int, now: float) -> None:
-        """Count tokens that were computed for it."""
+        """Count tokens that were computed for the account."""
         if tokens and self.bounds.max_tokens_per_minute is not None:
             self._used.append((now, tokens))
             self._used_tokens += tokens

@@ -1,7 +1,7 @@
-"""Which user and program is at the other end of a TCP connection from this machine, as Linux lists it.
+"""User and process at the other end of a TCP connection from this machine, read from Linux's `/proc`.
 
-The user is read from the kernel's table of connections, a millisecond. Which process has the socket is found among all
-open files of that user's processes: tens of milliseconds, so only for what is looked at.
+The user is in the kernel's table of connections (about a millisecond). The process that owns a socket is searched among
+all open files of that user's processes, which takes tens of milliseconds; so only what is displayed is searched.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import attrs
 
 Address = tuple[str, int]
 TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
-"""Tables of connections over IPv4, and over IPv6 sockets, whose peer can be an IPv4 address."""
+"""Tables of connections of IPv4 sockets, and of IPv6 sockets, whose peer can have an IPv4 address."""
 
 
 @attrs.frozen
@@ -28,15 +28,15 @@ class TcpEnd:
 
 
 def ends_at(pairs: Iterable[tuple[Address, Address]]) -> list[TcpEnd | None]:
-    """The client's end of each connection from a client's address to a server's. None where it is not on this machine
-    or in this container, is closed, or the system does not tell.
+    """The client's end of each connection, given as the addresses of client and server. None where the client is not on
+    this machine, is in another container or has closed the connection, or where the system does not tell.
     """
     tables = [_read(table) for table in TABLES]
     return [_find(tables, *pair) for pair in pairs]
 
 
 def pids_of(ends: Collection[TcpEnd]) -> dict[TcpEnd, int]:
-    """The processes that have these sockets, as far as this one may look into them."""
+    """Processes that own these sockets, as far as this process can read their open files."""
     wanted = {f"socket:[{end.inode}]": end for end in ends}
     users = {end.uid for end in ends}
     found: dict[TcpEnd, int] = {}
@@ -48,7 +48,7 @@ def pids_of(ends: Collection[TcpEnd]) -> dict[TcpEnd, int]:
                 for file in (process / "fd").iterdir():
                     if (end := wanted.get(str(file.readlink()))) is not None:
                         found.setdefault(end, int(process.name))
-        except OSError:  # it has ended, a file was closed, or it is another user's
+        except OSError:  # the process has ended, a file was closed, or access is denied
             continue
     return found
 
@@ -73,12 +73,12 @@ def _find(tables: list[str], client: Address, server: Address) -> TcpEnd | None:
         at = table.find(f" {line} ")
         if at >= 0:
             *_, uid, _, inode = table[at:].split(maxsplit=9)[:9]
-            return TcpEnd(int(uid), int(inode)) if int(inode) else None  # 0: closed, and its user is not told
+            return TcpEnd(int(uid), int(inode)) if int(inode) else None  # 0: the socket is closed, and its user unknown
     return None
 
 
 def _words(packed: bytes) -> str:
-    """An address as the kernel prints it: each four bytes as one number of this machine."""
+    """An address as the kernel prints it: each four bytes as a hexadecimal number in native byte order."""
     return "".join(f"{int.from_bytes(packed[at : at + 4], sys.byteorder):08X}" for at in range(0, len(packed), 4))
 
 

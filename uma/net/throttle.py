@@ -1,4 +1,4 @@
-"""A bound on log lines that clients can bring about at no cost of their own."""
+"""Rate limits for log lines that clients can cause at no cost to themselves."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ import attrs
 from uma.net.logfmt import log
 
 LINES_OF_ALL = 200
-"""Maximum log lines that all clients together can bring about at once."""
+"""Maximum burst of log lines that all clients together can cause."""
 LINES_OF_ALL_PER_SEC = 50.0
-"""Maximum rate of such lines in the long run."""
+"""Maximum sustained rate of such lines."""
 LINES_OF_ONE = 20
-"""Maximum log lines that one session or connection can bring about at once."""
+"""Maximum burst of log lines that one session or connection can cause."""
 LINES_OF_ONE_PER_SEC = 1.0
-"""Maximum rate of its lines in the long run."""
+"""Maximum sustained rate of its lines."""
 MAX_LOGGED_CHARS = 400
-"""Maximum logged characters of what a client has written, or of a message that quotes it."""
+"""Maximum characters that are logged of a client's text, or of a message that quotes it."""
 
 
 @attrs.define(eq=False)
 class Throttle:
-    """Bounds log lines to `burst` at once and `per_sec` in the long run, and counts those it does not let through.
+    """Token bucket for log lines: `burst` at once, `per_sec` sustained. Counts the lines that it suppresses.
 
-    What a client gets refused costs it next to nothing, so without a bound one client could fill a disk.
+    A refused request costs a client next to nothing, so without a bound one client could fill a disk.
     """
 
     burst: float = LINES_OF_ALL
     per_sec: float = LINES_OF_ALL_PER_SEC
     suppressed: int = 0
-    """Lines not let through since the last one that says how many there were."""
+    """Lines suppressed since the last logged line that told their number."""
     _left: float = attrs.field(default=attrs.Factory(lambda self: self.burst, takes_self=True), init=False)
     _at_sec: float = attrs.field(factory=time.monotonic, init=False)
 
     def lets_through(self) -> bool:
-        """Whether there is room for a line now, which then counts."""
+        """Whether a line can be logged now; it then counts."""
         now = time.monotonic()
         self._left = min(self.burst, self._left + (now - self._at_sec) * self.per_sec)
         self._at_sec = now
@@ -47,7 +47,7 @@ class Throttle:
         return True
 
     def log(self, logger: logging.Logger, level: int, event: str, **fields: Any) -> None:
-        """Log a line if there is room for it; with it, how many were suppressed before."""
+        """Log a line if the bucket allows it, with the number of lines suppressed before it."""
         if not self.lets_through():
             self.suppressed += 1
             return
@@ -57,15 +57,16 @@ class Throttle:
 
 @attrs.define(eq=False)
 class ClientLines:
-    """The log lines that one session or connection can bring about, bounded by its own throttle and that of all."""
+    """Log lines of one session or connection, limited by a bucket of its own and by the one of all clients."""
 
     all: Throttle
     client: str | None = None
-    """Address of the connection's client, which each line tells; None on a socket, where the user is known instead."""
+    """Address of the connection's client, which each line has; None on a Unix socket, where the user is logged
+    instead."""
     _own: Throttle = attrs.field(factory=lambda: Throttle(LINES_OF_ONE, LINES_OF_ONE_PER_SEC), init=False)
 
     def log(self, logger: logging.Logger, level: int, event: str, **fields: Any) -> None:
-        """Log a line if there is room for it. Texts are cut to `MAX_LOGGED_CHARS`."""
+        """Log a line if both buckets allow it. Texts are cut to `MAX_LOGGED_CHARS`."""
         if not self._own.lets_through():
             self.all.suppressed += 1
             return

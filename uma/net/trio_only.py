@@ -1,4 +1,4 @@
-"""UMA's async interface is Trio's. A program under another event loop gets an error that says what to do instead."""
+"""Check that Trio runs: UMA's async interface works under Trio only, and the error names the alternatives."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INSTEAD = (
 
 
 def require_trio(function: str) -> None:
-    """Raise `WrongPlace` where no Trio runs, with the way out for asyncio programs."""
+    """Raise `WrongPlace` where Trio does not run, with the way to go for asyncio programs."""
     if trio.lowlevel.in_trio_run():
         return
     if _is_asyncio():

@@ -1,4 +1,4 @@
-"""Large answers that wait for their clients to read them: a bound on the memory that they take together."""
+"""Bound on the memory of large answers that wait for their clients to read them."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import attrs
 from uma.errors import Overloaded
 
 MAX_UNREAD_BYTES = 256 * 2**20
-"""Maximum size of large answers that wait to be read, over which no further one is begun."""
+"""Maximum bytes of large answers that wait to be read; over it, no further large answer is begun."""
 RETRY_MS = 1_000
-"""Hint (ms) for a refused client when to ask again."""
+"""`retry_after_ms` of a refusal."""
 
 
 @attrs.define
 class Unread:
-    """The large answers of one server. Belongs to one thread."""
+    """Unread large answers of one server. Belongs to one thread."""
 
     most_bytes: int = MAX_UNREAD_BYTES
     held_bytes: int = attrs.field(default=0, init=False)
 
     def check(self) -> None:
-        """Raise `Overloaded` where clients must read first what has been computed for them."""
+        """Raise `Overloaded` where clients must first read what was computed for them."""
         if self.held_bytes >= self.most_bytes:
             raise Overloaded(
                 f"{self.held_bytes:,} bytes of answers wait for clients to read them; try again when they have",
@@ -32,7 +32,7 @@ class Unread:
 
     @contextmanager
     def holding(self, size_bytes: int) -> Iterator[None]:
-        """A block in which an answer of so many bytes waits to be read."""
+        """A block in which an answer of `size_bytes` waits to be read."""
         self.held_bytes += size_bytes
         try:
             yield

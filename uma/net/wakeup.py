@@ -1,4 +1,4 @@
-"""The cheapest way for one task to wait for another: it happens twice for each token of each stream."""
+"""The cheapest way for one task to wait for another: it is used twice for each token of each stream."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import trio
 
 @attrs.define(eq=False)
 class Wakeup:
-    """One task sleeps, any other can wake it. A ring that finds no task asleep is forgotten.
+    """A single task sleeps, any other wakes it. A `ring` while no task sleeps has no effect.
 
-    So check what you wait for before `wait` and again after it. Belongs to one Trio thread.
+    So check the condition before `wait`, and again after it. Belongs to one Trio thread.
     """
 
     _sleeper: trio.lowlevel.Task | None = attrs.field(default=None, init=False)
@@ -27,7 +27,7 @@ class Wakeup:
             trio.lowlevel.reschedule(sleeper)
 
     async def wait(self) -> None:
-        """Sleep until the next ring. Raises `trio.BusyResourceError` where another task sleeps here already."""
+        """Sleep until the next `ring`. Raises `trio.BusyResourceError` where another task already sleeps here."""
         if self._sleeper is not None:
             raise trio.BusyResourceError("another task waits here already")
         self._sleeper = trio.lowlevel.current_task()
