@@ -1,4 +1,4 @@
-"""The contracts between an engine and what stands in front of it: cards, requests, outputs, KV events, health, metrics.
+"""Contracts between an engine and its frontends and routers: cards, requests, outputs, KV events, health, load.
 
-Pure data and pure functions: no I/O, no clock, no llama.cpp. `docs/contracts.md` is the page for people.
+Pure data and pure functions: no I/O, no clock, no llama.cpp. `docs/contracts.md` describes them for users.
 """

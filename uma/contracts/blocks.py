@@ -1,7 +1,7 @@
-"""How a block of tokens gets its 64-bit name: the hash that Dynamo's router matches, and the chained FNV-1a.
+"""Hashes of KV blocks: the one that Dynamo's router matches (xxh3), and chained FNV-1a.
 
-A sequence is cut into whole blocks of `block_size` tokens, from its first token on; the rest has no name.
-All names travel as signed 64-bit numbers. `docs/contracts.md` has both algorithms and test vectors.
+A sequence is cut into whole blocks of `block_size` tokens, from its first token on; an incomplete last block has no
+hash. All hashes travel as signed 64-bit numbers. `docs/contracts.md` has both algorithms and test vectors.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _MASK = 2**64 - 1
 
 
 def content_hash(token_ids: Sequence[int]) -> int:
-    """What Dynamo's router computes of a prompt's block: xxh3_64 of its tokens as little-endian u32, seed 1337.
+    """Hash that Dynamo's router computes of a block's tokens: xxh3_64 of little-endian u32, with seed 1337.
 
-    Not chained and unsigned: equal blocks have equal hashes, wherever they stand.
+    Unsigned and not chained: equal blocks have equal hashes, wherever they stand.
     """
     return xxhash.xxh3_64_intdigest(struct.pack(f"<{len(token_ids)}I", *token_ids), seed=DYNAMO_SEED)
 
 
 def xxh3_block_hash(token_ids: Sequence[int], parent_hash: int | None) -> int:
-    """A block's name in its chain, signed: its `content_hash`, or for a later block xxh3_64 (seed 1337) of the
-    parent's name and its own `content_hash`, both as little-endian u64.
+    """Chained hash of a block, signed. For the first block its `content_hash`; for a later one xxh3_64 (seed 1337) of
+    the parent's hash and its own `content_hash`, both as little-endian u64.
     """
     own = content_hash(token_ids)
     if parent_hash is None:
@@ -39,9 +39,9 @@ def xxh3_block_hash(token_ids: Sequence[int], parent_hash: int | None) -> int:
 
 
 def fnv1a_block_hash(token_ids: Sequence[int], parent_hash: int | None) -> int:
-    """A block's name in its chain by 64-bit FNV-1a, signed.
+    """Chained hash of a block by 64-bit FNV-1a, signed.
 
-    The bytes hashed: the parent's name as little-endian u64 where there is a parent, then each token as little-endian
+    The hashed bytes: the parent's hash as little-endian u64 where there is a parent, then each token as little-endian
     u32.
     """
     data = b"" if parent_hash is None else struct.pack("<Q", parent_hash & _MASK)
@@ -55,7 +55,7 @@ BLOCK_HASHES = {"xxh3": xxh3_block_hash, "fnv1a": fnv1a_block_hash}
 
 
 def chain(token_ids: Sequence[int], block_size: int, algorithm: Algorithm = "xxh3") -> list[int]:
-    """The names of all whole blocks of a sequence, the first block first."""
+    """Chained hashes of all whole blocks of a sequence, in order."""
     name = BLOCK_HASHES[algorithm]
     names: list[int] = []
     for start in range(0, len(token_ids) - block_size + 1, block_size):

@@ -1,4 +1,4 @@
-"""What a backend says it can do, in the contract's words, derived from what the server itself declares."""
+"""A backend's capabilities in the contract's form, derived from those that the server declares."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ModelType = Literal["chat", "completions", "embedding", "tensor"]
 
 @attrs.frozen
 class BackendCapabilities:
-    """What a frontend can ask of a backend. Each claim can be proven by `uma contract check`."""
+    """Features that a frontend can ask of a backend. `uma contract check` can prove each claim."""
 
     supports_streaming: bool = False
     supports_logprobs: bool = False
@@ -28,7 +28,7 @@ class BackendCapabilities:
 
 
 def capabilities_of(capabilities: Capabilities) -> BackendCapabilities:
-    """The contract's form of what a server declared in its `hello`."""
+    """The contract's form of the capabilities in a server's `hello`."""
     return BackendCapabilities(
         supports_streaming=capabilities.streaming,
         supports_logprobs=capabilities.max_logprobs >= 0,
@@ -43,7 +43,7 @@ def capabilities_of(capabilities: Capabilities) -> BackendCapabilities:
 
 
 def model_types_of(capabilities: Capabilities) -> tuple[ModelType, ...]:
-    """What a frontend can offer with such a backend. A chat needs a template of the model's own."""
+    """Endpoints that a frontend can offer with such a backend. Chats need a chat template in the model's file."""
     kinds: list[ModelType] = ["chat"] if capabilities.chat else []
     if capabilities.generate:
         kinds.append("completions")

@@ -1,7 +1,7 @@
-"""The model deployment card: which model a worker serves, how, and with which capabilities.
+"""Model deployment card: which model a worker serves, with which limits and capabilities.
 
 Two workers whose cards have the same checksum can take each other's requests. The checksum covers the canonical JSON of
-everything but `runtime_config`, which says how much this one machine has room for.
+everything except `runtime_config`, which describes the capacity of one machine.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from uma.types import ServerInfo
 
 CARD_VERSION: Literal["1.0"] = "1.0"
 DEFAULT_BLOCK_SIZE = 16
-"""Tokens of a KV block in events and cards."""
+"""Tokens in a KV block, in events and cards."""
 
 
 @attrs.frozen
 class CardRuntime:
-    """How much one worker has room for."""
+    """Capacity of one worker."""
 
     total_kv_blocks: Annotated[int, Range(0)] | None = None
     max_num_seqs: Annotated[int, Range(1)] | None = None
@@ -34,7 +34,7 @@ class CardRuntime:
 
 @attrs.frozen(kw_only=True)
 class ModelDeploymentCard:
-    """A model as a frontend lists and routes it."""
+    """A model as a frontend lists it and routes to it."""
 
     version: Literal["1.0"] = CARD_VERSION
     display_name: Annotated[str, Length(1)]
@@ -43,15 +43,15 @@ class ModelDeploymentCard:
     model_input: Literal["tokens", "text"]
     model_type: Annotated[tuple[ModelType, ...], Length(1, 4, "types")]
     context_length: Annotated[int, Range(1)] | None = None
-    """Most tokens, prompt and output together, of one request."""
+    """Maximum tokens of one request, prompt and output together."""
     kv_cache_block_size: Annotated[int, Range(1)] | None = None
-    """Tokens of a block in KV events."""
+    """Tokens in a block of KV events."""
     runtime_config: CardRuntime | None = None
     capabilities: BackendCapabilities | None = None
 
 
 def slug_of(name: str) -> str:
-    """A model's name as a key: `Qwen 2.5 (Q4_K)` gives `qwen-2-5-q4-k`."""
+    """Key of a model's name: `Qwen 2.5 (Q4_K)` gives `qwen-2-5-q4-k`."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "model"
 
 
@@ -62,9 +62,9 @@ def card_of(
     context_length: int | None = None,
     runtime: CardRuntime | None = None,
 ) -> ModelDeploymentCard:
-    """The card of a running server, all of it from the file and the running context.
+    """Card of a running server, derived from its model file and its context.
 
-    `context_length` takes the place of the running context's where every worker of a model must say the same, however
+    `context_length` replaces the context's own length where every worker of a model must state the same one, however
     much memory it has.
     """
     return ModelDeploymentCard(
@@ -82,7 +82,7 @@ def card_of(
 def canonical_json(card: ModelDeploymentCard) -> bytes:
     """The card by RFC 8785 (JSON Canonicalization Scheme): UTF-8, keys sorted, no white space, defaults left out.
 
-    A card holds strings, whole numbers and booleans only, so no two machines write it differently.
+    A card has only strings, integers and booleans, so all machines write the same bytes.
     """
     fields = {"version": card.version, **unstructure(card)}
     return json.dumps(fields, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()

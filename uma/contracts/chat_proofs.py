@@ -1,4 +1,4 @@
-"""Proofs of what a server says of its model's chat template, and of the thinking that it tells apart."""
+"""Proofs of claims about the chat template and thinking (reasoning)."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from uma.types import ServerInfo
 
 ASKED = "Hello!"
 PLAIN = f"User: {ASKED}\n\nAssistant:"
-"""What a model without a chat template of its own is given."""
+"""Prompt that the plain template makes, for a model without a chat template."""
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": ASKED}]}
 THOUGHT_TOKENS = 64
-"""Tokens within which a model that thinks has begun to."""
+"""Maximum tokens within which a thinking model begins to think."""
 
 
 def about_chat(info: ServerInfo) -> Iterator[Claim]:
-    """Claims of the chat template, and of thinking."""
+    """Claims about the chat template and about thinking."""
     capabilities = info.capabilities
     if capabilities.tokenize:
         yield Claim("chat", "yes" if capabilities.chat else "no", partial(_renders, capabilities.chat))
@@ -44,7 +44,7 @@ def about_chat(info: ServerInfo) -> Iterator[Claim]:
 
 
 def _renders(has_own: bool) -> Proof:
-    """The conversation as the model is given it: as its own template has it, or as the plain one does."""
+    """Prove that the prompt is rendered by the model's own template, or by the plain one."""
     text = answered((yield Question({"type": "tokenize", **CHAT}))).last.get("text", "")
     if not has_own:
         demand(text == PLAIN, f"{text!r}, which the plain template does not make of it")
@@ -55,7 +55,7 @@ def _renders(has_own: bool) -> Proof:
 
 
 def _thinks(wanted: dict[str, Any]) -> Proof:
-    """Thinking comes apart from the text, streamed as in one piece, and is counted."""
+    """Prove that thinking is separated from the text, equally in a stream and in one piece, and is counted."""
     for _ in range(TRIES):
         streamed = answered((yield Question(wanted)), ignoring="reasoning")
         whole = answered((yield Question({**wanted, "stream": False})), ignoring="reasoning")
@@ -72,7 +72,7 @@ def _thinks(wanted: dict[str, Any]) -> Proof:
 
 
 def _switches_off(wanted: dict[str, Any]) -> Proof:
-    """Asked to, the model answers without thinking, because its template then makes another prompt."""
+    """Prove that with `reasoning` off the model answers without thinking, because the prompt is another one."""
     usage_on = answered((yield Question({**wanted, "max_tokens": 1})), ignoring="reasoning").last["usage"]
     reply = answered((yield Question({**wanted, "reasoning": "off"})), ignoring="reasoning")
     demand(not _thinking_of(reply), f"thinking {_thinking_of(reply)!r}, which was switched off")

@@ -1,7 +1,7 @@
-"""What a server claims, and how each claim is put to the test by asking for the thing itself.
+"""Claims of a server about itself, each with a proof that uses the claimed feature.
 
-A claim is a generator: it yields questions as the wire has them, is sent each answer, and returns what it found. So the
-same claims are proven over a socket, over HTTP and in tests; nothing here does I/O.
+A proof is a generator: it yields requests as the wire has them, is sent each reply, and returns what it found. So the
+same proofs run over the socket, over HTTP and in tests; nothing here does I/O.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ from uma.contracts.speculation_proofs import about_speculation
 from uma.types import ServerInfo
 
 CANCELLED_TOKENS = 4096
-"""Tokens of an answer that is cancelled after its first: more than are computed before the cancel is heard."""
+"""Length of an answer that is cancelled after its first token: more tokens than are computed before the cancel
+arrives."""
 
 
 def claims_of(info: ServerInfo) -> Iterator[Claim]:
-    """Everything that can be asked of a server that introduces itself as `info`."""
+    """All claims that can be proven of a server that introduces itself as `info`."""
     if info.capabilities.generate:
         yield from _about_output(info)
         yield from _about_input(info)
@@ -74,7 +75,7 @@ def _streaming(is_declared: bool) -> Proof:
     if not is_declared:
         return (yield from refused(ask(stream=True).fields, "stream"))
     for number in range(TRIES):
-        # Another prompt each time: a near tie that one has, another has not.
+        # Another prompt each time: where one prompt has two near-equal logits, another does not.
         prompt = PROMPT + " Well," * number
         streamed = answered((yield ask(prompt=prompt)))
         whole = answered((yield ask(prompt=prompt, stream=False)))
@@ -123,7 +124,7 @@ def _messages() -> Proof:
 def _token_ids() -> Proof:
     tokenized = answered((yield Question({"type": "tokenize", "prompt": PROMPT})))
     ids = tokenized.last["token_ids"]
-    for _ in range(TRIES):  # at a near tie two answers to one prompt can differ, too
+    for _ in range(TRIES):  # near-equal logits can make two answers to one prompt differ
         by_text, by_ids = answered((yield ask())), answered((yield Question(with_ids(ids))))
         if by_text.text == by_ids.text:
             break
@@ -279,7 +280,7 @@ _GRAMMARS: dict[str, tuple[Any, Callable[[str], bool]]] = {
 def _guided(kind: str, value: Any, fits: Callable[[str], bool]) -> Proof:
     reply = answered((yield ask(grammar={kind: value}, max_tokens=4 * TOKENS, ignore_eos=False)), ignoring="grammar")
     if reply.last["reason"] != "stop":
-        # An object of any shape can be longer than the answer; its beginning says enough.
+        # An object of any shape can be longer than the answer, so its beginning is accepted.
         demand(kind == "json_object" and reply.text.startswith("{"), f"not complete: {reply.text!r}")
         return "cut by max_tokens"
     try:
@@ -301,7 +302,7 @@ _BESIDE: dict[str, Callable[[], Proof]] = {
     "logprobs": partial(_logprobs, 1),
     "n": _two_answers,
 }
-"""Proofs of sampling parameters that are capabilities of their own too."""
+"""Proofs for sampling parameters that are also capabilities."""
 
 
 # Bounds
@@ -333,7 +334,7 @@ def _many_stops(most: int) -> Proof:
 
 
 def _bounded(most: int) -> Proof:
-    # Ended by a stop string, so that the end comes soon and tells its warnings.
+    # A stop string ends the answer soon, and the end carries the warnings.
     text = answered((yield ask(max_tokens=8))).text
     demand(bool(text), "no text to stop at")
     reply = yield ask(max_tokens=most + 1, stop=[text])
@@ -345,7 +346,7 @@ def _bounded(most: int) -> Proof:
 
 
 def _shares_cells(info: ServerInfo) -> Proof:
-    """One request can have more cells than an equal share of them."""
+    """Prove that one request can use more cells than an equal share of them."""
     cells, longest = int(answered((yield Question({"type": "metrics"}))).last["kv_cells_total"]), info.limits.n_ctx
     share = cells // info.limits.max_sequences
     is_longer = longest > share or longest >= info.model.context_length
@@ -357,7 +358,7 @@ def _shares_cells(info: ServerInfo) -> Proof:
 
 
 def _has_a_share(info: ServerInfo) -> Proof:
-    """No request can have more cells than an equal share of them."""
+    """Prove that no request can use more cells than an equal share of them."""
     cells, longest = int(answered((yield Question({"type": "metrics"}))).last["kv_cells_total"]), info.limits.n_ctx
     share = cells // info.limits.max_sequences
     demand(longest <= share, f"a request can have {longest:,} tokens, more than its share of {cells:,} cells")

@@ -1,4 +1,4 @@
-"""Proofs of what a server says of embeddings and rankings."""
+"""Proofs of claims about embeddings and rankings."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from uma.contracts.proofs import PROMPT, Claim, Proof, Question, answered, deman
 from uma.types import ServerInfo
 
 LONG_TEXT = 128
-"""Tokens of the text in which one is exchanged for another: enough that a mean hardly shows it."""
+"""Tokens of the long text in which one token is exchanged: so many that a mean hardly changes."""
 PRESENT = 0.3
-"""Least share of a token's influence in a text of two that is left in a long one where its own state is the result; of
-a mean, about 2 / `LONG_TEXT` is left."""
+"""Minimum ratio of a token's influence in the long text to that in a text of two, where the embedding is that token's
+own state. With a mean the ratio is about 2 / `LONG_TEXT`."""
 
 SAME = 0.001
-"""Greatest share of the first token's influence that counts as none: texts that share a batch differ by rounding."""
+"""Maximum influence, relative to the first token's, that counts as none: texts that share a batch differ by
+rounding."""
 
 
 def about_embeddings(info: ServerInfo) -> Iterator[Claim]:
-    """Claims of embeddings, how they are pooled, and rankings."""
+    """Claims about embeddings, pooling and rankings."""
     capabilities = info.capabilities
     asked = {"type": "embed", "texts": [PROMPT, "Hello"]}
     if capabilities.embeddings:
@@ -69,13 +70,15 @@ def _scores(pooling: str, ranking: dict[str, Any]) -> Proof:
 
 
 def _pools(pooling: str, length: int, *, is_causal: bool) -> Proof:
-    """Exchange the first or the last token of a short and of a long text. Where the embedding is that token's state, a
-    long text shows it as a short one does; in a mean it is one of many; and where the embedding is the state of the
-    token at the other end, it shows less than there.
+    """Prove the kind of pooling, by exchanging the first or the last token of a short and of a long text.
 
-    In a causal model every later state can hang on the first token, so that a mean shows it too; but no state hangs on
-    the last token beside its own. There the last token alone tells: nothing of it is in the first token's state, little
-    in a mean, and all in its own.
+    If the embedding is the state of the exchanged token, a long text changes as much as a short one. In a mean the
+    token is one of many. If the embedding is the state of the token at the other end, the change is smaller than at
+    that end.
+
+    In a causal model every later state can depend on the first token, so a mean depends on it as well. But only the
+    last token's own state depends on the last token. So the last token alone decides: exchanging it changes nothing
+    with `cls`, little with `mean`, and everything with `last`.
     """
     ids = answered((yield Question({"type": "tokenize", "prompt": PROMPT}))).last["token_ids"]
     one, other, rest, *_ = dict.fromkeys(ids[1:])

@@ -1,7 +1,8 @@
-"""A worker's end of a stream of KV events: its bounded log, and what a subscriber that was away is told.
+"""Log of a worker's KV events, bounded, for subscribers that were disconnected.
 
-The log keeps the last events and what they add up to. A subscriber that was away for a short time gets what it missed;
-one that joins late, or missed more than the log keeps, gets a snapshot: everything cleared, then all that is held.
+The log keeps the last events and the blocks that all events add up to. A subscriber that was away for a short time gets
+the events it missed. One that joins late, or missed more than the log keeps, gets a snapshot: an event that clears
+everything, then all blocks.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from uma.contracts.events import AllBlocksCleared, BlockRemoved, BlockStored, Kv
 from uma.errors import ContractViolation
 
 CAPACITY_EVENTS = 4096
-"""Default number of events kept for replay: at 32 streams and blocks of 16 tokens, some minutes."""
+"""Default number of events kept for replay: several minutes at 32 streams and 16 tokens a block."""
 
 
 @attrs.frozen
 class HeldBlock:
-    """A block that is held: its parent's name, and its own tokens."""
+    """A cached block: its parent's hash, and its own tokens."""
 
     parent: int | None
     token_ids: tuple[int, ...]
@@ -28,12 +29,14 @@ class HeldBlock:
 
 @attrs.define
 class BlockIndex:
-    """What a sequence of events adds up to: the blocks that are held, by name."""
+    """The cached blocks that a sequence of events adds up to, by hash."""
 
     blocks: dict[int, HeldBlock] = attrs.field(factory=dict)
 
     def apply(self, event: KvEvent) -> None:
-        """Take one event. Storing twice is harmless. Raises `ContractViolation` for an unknown parent or block."""
+        """Apply one event. Storing a block twice is harmless. Raises `ContractViolation` for an unknown parent or
+        block.
+        """
         match event:
             case BlockStored():
                 self._store(event)
@@ -54,9 +57,9 @@ class BlockIndex:
             parent = name
 
     def as_events(self) -> Iterator[KvEvent]:
-        """Events that build this index from nothing: everything cleared, then each block after its parent."""
+        """Events that build this index from nothing: one that clears everything, then each block after its parent."""
         yield AllBlocksCleared()
-        # A parent is stored before its children, and a block that is stored again keeps its place: insertion order.
+        # Insertion order: a parent is stored before its children, and a block that is stored again keeps its place.
         for name, block in self.blocks.items():
             yield BlockStored(
                 block_hashes=(name,),
@@ -68,7 +71,7 @@ class BlockIndex:
 
 @attrs.frozen
 class CatchUp:
-    """What brings a subscriber up to date, and the sequence number it has reached then."""
+    """Events that bring a subscriber up to date, and the sequence number that it reaches by them."""
 
     events: tuple[KvEvent, ...]
     sequence: int
@@ -77,11 +80,11 @@ class CatchUp:
 
 @attrs.define
 class EventLog:
-    """The events of one worker. Belongs to one thread."""
+    """KV events of one worker. Belongs to one thread."""
 
     capacity: int = CAPACITY_EVENTS
     sequence: int = attrs.field(default=0, init=False)
-    """Sequence number of the last event; 0: none yet."""
+    """Sequence number of the last event; 0: there is none yet."""
     index: BlockIndex = attrs.field(factory=BlockIndex, init=False)
     _recent: deque[SequencedEvent] = attrs.field(init=False)
 
@@ -97,7 +100,7 @@ class EventLog:
         return numbered
 
     def catch_up(self, after: int = 0) -> CatchUp:
-        """All that follows event number `after`; a snapshot where that is no longer kept, or was never sent here."""
+        """All events after number `after`; a snapshot where they are no longer kept, or `after` was never assigned."""
         oldest = self._recent[0].sequence if self._recent else self.sequence + 1
         if oldest - 1 <= after <= self.sequence:
             return CatchUp(
@@ -107,8 +110,8 @@ class EventLog:
 
 
 def merged(events: Sequence[KvEvent]) -> list[KvEvent]:
-    """Merge changes into fewer events: a chain of blocks that are stored one after the other becomes one event, and so
-    do removals in a row.
+    """Merge events: a chain of blocks that are stored one after the other becomes one event, and so do consecutive
+    removals.
     """
     out: list[KvEvent] = []
     for event in events:

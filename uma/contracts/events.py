@@ -1,6 +1,6 @@
-"""KV events: which blocks a worker holds, as changes, in order, each with a sequence number.
+"""KV events: which blocks a worker has cached, as a sequence of numbered changes.
 
-A subscriber that applies them knows exactly what the worker's prefix tree holds. Parents are stored before their
+A subscriber that applies all of them knows exactly what the worker's prefix tree holds. Parents are stored before their
 children and removed after them.
 """
 
@@ -19,21 +19,21 @@ Hashes = Annotated[tuple[Hash, ...], Length(1, None, "hashes")]
 
 @attrs.frozen(kw_only=True)
 class BlockStored:
-    """Blocks that are held from now on, each the next one's parent."""
+    """Blocks that were cached, each the parent of the next."""
 
     block_hashes: Hashes
     token_ids: Tokens
-    """The tokens of these blocks, one block after the other."""
+    """Tokens of all these blocks in order."""
     block_size: Annotated[int, Range(1)]
     parent_block_hash: Hash | None = None
-    """The block before the first of these; None where it begins a sequence."""
+    """Hash of the block before the first of these; None where that one begins a sequence."""
     lora_id: int | None = None
     type: Literal["BlockStored"] = "BlockStored"
 
 
 @attrs.frozen(kw_only=True)
 class BlockRemoved:
-    """Blocks that are held no more."""
+    """Blocks that are no longer cached."""
 
     block_hashes: Hashes
     type: Literal["BlockRemoved"] = "BlockRemoved"
@@ -41,7 +41,7 @@ class BlockRemoved:
 
 @attrs.frozen(kw_only=True)
 class AllBlocksCleared:
-    """Nothing is held any more."""
+    """All blocks were removed."""
 
     type: Literal["AllBlocksCleared"] = "AllBlocksCleared"
 
@@ -52,7 +52,7 @@ KV_EVENTS: dict[str, type[KvEvent]] = {cls.__name__: cls for cls in (BlockStored
 
 @attrs.frozen
 class SequencedEvent:
-    """An event as it travels. Of one worker, each number is one more than the last, from 1 on."""
+    """An event with its number. A worker's events are numbered from 1 without gaps."""
 
     sequence: int
     event: KvEvent

@@ -1,4 +1,4 @@
-"""Sentences on where a request's time went, for people: those of `uma explain` and of the page."""
+"""Sentences that explain where a request's time went, for `uma explain` and the page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WAITS_FOR = {
     "grammar": "its grammar is compiled again",
     "reader": "its reader has not taken what is written",
 }
-"""What a request waits for, in words, by `RunningRequest.waits_for`."""
+"""Text for each value of `RunningRequest.waits_for`."""
 
 CURES = {
     "loading": "`uma pin NAME` keeps it loaded",
@@ -33,14 +33,14 @@ CURES = {
     "cpu": "end what else computes there (the system's `top` shows it), or let it run at another time; models that "
     "share CPUs are faster one after the other",
 }
-"""What helps against a cause (`CAUSES`), where a setting or habit does. `docs/slow.md` has these words."""
+"""What reduces each cause (`CAUSES`), where a setting or habit does. `docs/slow.md` has the same words."""
 
 _BEFORE_THE_CACHE = ("loading", "paused", "slot", "cells", "adapters", "prefix")
-"""What a request waits for as long as it is not known what of its prompt is cached."""
+"""Values of `waits_for` at which it is not yet known how much of the prompt is cached."""
 
 
 def sentences(shown: Explained) -> Iterator[str]:
-    """What is known of a request beside its figures, a fact a sentence."""
+    """Sentences on a request, beside its figures: one fact each."""
     yield from _account_of(shown)
     if (now := shown.now) is not None:
         if now.waits_for:
@@ -76,7 +76,7 @@ def sentences(shown: Explained) -> Iterator[str]:
 
 
 def _account_of(shown: Explained) -> Iterator[str]:
-    """Which part of a request the account is of, where that is not all of it."""
+    """Note on what the account covers, where that is not the whole request."""
     if shown.is_decision:
         yield "It is a decision: its prompts are read, and no token is written; this is the account of one of them."
     elif shown.answers > 1:
@@ -104,5 +104,5 @@ def _times(count: int) -> str:
 
 
 def seconds(ms: float) -> str:
-    """A time with its unit."""
+    """A duration with its unit."""
     return f"{ms / 1000:.1f} s" if ms >= 1000 else f"{ms:.1f} ms"

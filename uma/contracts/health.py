@@ -1,4 +1,4 @@
-"""A health check that every engine understands, and what counts as healthy."""
+"""Health checks that every engine understands, and the rule for what counts as healthy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEFAULT_TIMEOUT_MS = 5000
 
 @attrs.frozen
 class HealthCheckPayload:
-    """A question that only a working engine can answer. Without `token_ids` the engine chooses them."""
+    """A request that only a working engine can answer. Without `token_ids` the engine chooses them."""
 
     type: Literal["generation", "embedding"]
     timeout_ms: Annotated[int, Range(100)] = DEFAULT_TIMEOUT_MS
@@ -27,7 +27,7 @@ class HealthCheckPayload:
 
 @attrs.frozen
 class HealthCheckResult:
-    """How a health check went."""
+    """Outcome of a health check."""
 
     success: bool
     latency_ms: Annotated[float, Range(0)]
@@ -36,17 +36,17 @@ class HealthCheckResult:
 
 
 def parse_health_check(value: Any) -> HealthCheckPayload:
-    """A peer's health check. Raises `BadRequest` with a line for each wrong field."""
+    """Parse a peer's health check. Raises `BadRequest` with a line for each wrong field."""
     return parse(value, HealthCheckPayload)
 
 
 def is_healthy(result: HealthCheckResult, timeout_ms: int = DEFAULT_TIMEOUT_MS) -> bool:
-    """Success, at least one token, and under the timeout."""
+    """Whether a check succeeded, generated a token, and took less than the timeout."""
     return result.success and result.tokens_generated >= 1 and result.latency_ms < timeout_ms
 
 
 def result_of(health: Health) -> HealthCheckResult:
-    """The contract's form of an engine's own probe."""
+    """The contract's form of an engine's own health probe."""
     is_ok = health.status == "ok" and health.tokens_generated > 0
     why = "nothing was generated: no model is loaded" if health.status == "ok" else f"the engine is {health.status}"
     error = None if is_ok else why
@@ -54,7 +54,7 @@ def result_of(health: Health) -> HealthCheckResult:
 
 
 def request_of(payload: HealthCheckPayload, id: str) -> Request:
-    """The request that a generation check makes: first of all lanes, a token or a few, from any where it names none."""
+    """Request for a generation check: in the highest lane, and from any token where the check names none."""
     return Request(
         id=id,
         token_ids=payload.token_ids or (0,),

@@ -1,6 +1,6 @@
-"""What a worker tells of its load: slots and KV blocks for a router, engine and cache figures for people.
+"""Load report of a worker: slots and KV blocks for a router, figures of engine and cache for people.
 
-Published every 100 to 1,000 ms with a timestamp; a report older than 5 s is stale and says nothing about its worker.
+Published every 100 to 1,000 ms with a timestamp. A report older than 5 s is stale, and must not be used.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Milliseconds = Annotated[float, Range(0)]
 
 @attrs.frozen
 class WorkerStats:
-    """How many requests one worker computes, could compute at once, and lets wait."""
+    """Requests that a worker is computing, can compute at once, and has waiting."""
 
     request_active_slots: Count
     request_total_slots: Count
@@ -33,21 +33,21 @@ class WorkerStats:
 
 @attrs.frozen
 class KvStats:
-    """How many KV blocks one worker has, and how many of them running requests hold: each that has a cell in use.
+    """KV blocks of a worker, and those in use: blocks with a cell that a running request holds.
 
-    Cells that hold nothing but cached prefixes are free for the next request, and not counted.
+    Cells that only hold cached prefixes are free for the next request, so they are not counted.
     """
 
     kv_active_blocks: Count
     kv_total_blocks: Count
     gpu_cache_usage_perc: Share = 0.0
-    """Share from 0 to 1, whatever its name says: the name is Dynamo's."""
+    """Fraction from 0 to 1. Dynamo chose the name, which says percent."""
     gpu_prefix_cache_hit_rate: Share = 0.0
 
 
 @attrs.frozen
 class EngineStats:
-    """Figures of one engine: counters since its start, averages over finished requests, and what waits and runs now."""
+    """Figures of an engine: counters since its start, averages over finished requests, queue and concurrency."""
 
     total_requests: Count
     completed_requests: Count
@@ -63,7 +63,7 @@ class EngineStats:
 
 @attrs.frozen
 class CacheStats:
-    """Figures of one prefix cache: its use since start, and what it holds now. Sizes are tokens."""
+    """Figures of a prefix cache: counters since its start, and its current content. Sizes are in tokens."""
 
     hit_rate: Share
     hits: Count
@@ -78,7 +78,7 @@ class CacheStats:
 
 @attrs.frozen
 class LoadReport:
-    """Report of one worker at one moment: what its slots, KV blocks, engine and cache are about."""
+    """Load of one worker at one moment."""
 
     worker_id: int
     timestamp_ms: Count
@@ -99,7 +99,7 @@ def report_of(
     engine_stats: EngineStats | None = None,
     cache_stats: CacheStats | None = None,
 ) -> LoadReport:
-    """A report from an engine's metrics; `total_slots` is how many requests are computed at once."""
+    """Report from an engine's metrics. `total_slots` is the maximum of requests that are computed at once."""
     total = snapshot["kv_cells_total"]
     used = max(0, snapshot["kv_cells_used"] - snapshot["cache_evictable_size"])
     return LoadReport(
@@ -118,13 +118,13 @@ def report_of(
 
 
 def cache_stats_of(snapshot: Mapping[str, Any]) -> CacheStats:
-    """The cache's part of an engine's metrics."""
+    """Cache figures of an engine's metrics."""
     return CacheStats(**{field.name: snapshot[f"cache_{field.name}"] for field in attrs.fields(CacheStats)})
 
 
 @attrs.define
 class RequestTimes:
-    """Sums of the times of finished requests, for the averages of `EngineStats`."""
+    """Sums of the times of finished requests, from which `EngineStats` has its averages."""
 
     count: int = 0
     queue_ms: float = 0.0
@@ -140,7 +140,7 @@ class RequestTimes:
 
 
 def engine_stats_of(snapshot: Mapping[str, Any], times: RequestTimes, *, queue_capacity: int) -> EngineStats:
-    """The engine's part of its metrics, with the averages of `times`."""
+    """Engine figures of its metrics, with averages from `times`."""
     n = max(1, times.count)
     return EngineStats(
         total_requests=snapshot["requests_total"],
@@ -157,17 +157,17 @@ def engine_stats_of(snapshot: Mapping[str, Any], times: RequestTimes, *, queue_c
 
 
 def is_stale(report: LoadReport, now_ms: int) -> bool:
-    """Whether a report is too old to route by."""
+    """Whether a report is too old for routing."""
     return now_ms - report.timestamp_ms > STALE_THRESHOLD_MS
 
 
 def has_changed(before: LoadReport | None, now: LoadReport) -> bool:
-    """Whether a report says anything else than the one before, its time aside."""
+    """Whether a report differs from the one before in more than its time."""
     return before is None or attrs.evolve(before, timestamp_ms=now.timestamp_ms) != now
 
 
 def exposition(report: LoadReport, now_ms: int) -> str:
-    """A report as Prometheus' text, a gauge for each figure. Of a stale one only its time: it says nothing more."""
+    """A report in Prometheus' text format, with a gauge for each figure; of a stale report only its time."""
     gauges: dict[str, float] = {"worker_report_timestamp_seconds": report.timestamp_ms / 1000}
     if not is_stale(report, now_ms):
         parts = {"worker": (report.worker_stats, report.kv_stats), "engine": (report.engine_stats,)}
@@ -179,9 +179,9 @@ def exposition(report: LoadReport, now_ms: int) -> str:
 
 
 def is_due(published_ms: int | None, now_ms: int, *, has_changed: bool, slack_ms: int = 0) -> bool:
-    """Whether a worker should publish: at first, then every 100 ms while its load changes, and else every second.
+    """Whether a worker must publish: at first, then every 100 ms while its load changes, otherwise every second.
 
-    A worker that looks now and then publishes a second's report `slack_ms` early, and so never late.
+    A worker that checks at intervals publishes the report of each second up to `slack_ms` early, and so never late.
     """
     if published_ms is None:
         return True

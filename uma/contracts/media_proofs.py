@@ -1,4 +1,4 @@
-"""Proofs of what a server says of the pictures and sounds that its model takes."""
+"""Proofs of claims about pictures and sounds."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from uma.types import ServerInfo
 
 ASKED = "What is this?"
 SIDE = 64
-"""Pixels of a picture's side."""
+"""Width and height of a test picture in pixels."""
 RATE = 8_000
-"""Samples a second of the sound that is sent."""
+"""Sample rate of the test sound."""
 SECONDS = 0.5
-"""Length of that sound."""
+"""Length of the test sound."""
 _PLACE = "messages[0]"
-"""What a refusal names, whatever the way in calls the rest."""
+"""Part of a field's path that every refusal names, on the socket as over HTTP."""
 _NOWHERE = "http://127.0.0.1:9/picture.png"
 """A URL that no server may fetch."""
 
 
 def about_media(info: ServerInfo) -> Iterator[Claim]:
-    """Claims of pictures and sounds."""
+    """Claims about pictures and sounds."""
     able = info.capabilities
     for name, make in (("vision", _picture), ("audio", _sound)):
         if getattr(able, name):
@@ -42,14 +42,14 @@ def _asked(media: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fetches_nothing_near(fetches: bool) -> Proof:
-    """A URL of the server's own machine is refused, by a server that fetches as by one that does not."""
+    """Prove that a URL of the server's own machine is refused, whether or not the server fetches URLs."""
     seen = yield from refused(_asked({"url": _NOWHERE}), _PLACE)
     demand(not fetches or "fetches nothing" not in seen, seen)
     return seen
 
 
 def _perceives(make: Callable[[int], str]) -> Proof:
-    """A file takes tokens of the prompt, and another file of the same size gets another answer."""
+    """Prove that a file adds tokens to the prompt, and that another file of the same size gets another answer."""
     plain = {**_asked({}), "messages": [{"role": "user", "content": ASKED}], "max_tokens": 1}
     without = answered((yield Question(plain))).last["usage"]["prompt_tokens"]
     first = answered((yield Question(_asked({"data": make(0)}))))
@@ -62,7 +62,7 @@ def _perceives(make: Callable[[int], str]) -> Proof:
 
 
 def _picture(number: int) -> str:
-    """A BMP file of stripes as base64."""
+    """A striped BMP picture as base64."""
     steps = (number + 1, 3 * number + 2, 5 * number + 3)
     rows = bytes(step * (x + 2 * y) % 256 for y in range(SIDE) for x in range(SIDE) for step in steps)
     head = struct.pack("<2sIHHI", b"BM", 54 + len(rows), 0, 0, 54)

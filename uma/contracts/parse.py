@@ -1,4 +1,4 @@
-"""Parser of a peer's object into a contract's class: strict, and with every wrong field in one error."""
+"""Parser for contract objects of a peer: strict, with all wrong fields in one error."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from uma.wrong import Wrong
 T = TypeVar("T")
 
 Rule = Callable[[T], Iterable[str]]
-"""What spans several fields of a contract, as lines that begin with a field's path; empty where all is well."""
+"""Check of several fields together. Yields lines that begin with a field's path; none where all is well."""
 
 
 def parse(value: Any, cls: type[T], rules: Rule[T] | None = None, *, strict: bool = True) -> T:
-    """`value` as a `cls`. Raises `BadRequest` with a line for each wrong field, each with its path.
+    """`value` as a `cls`. Raises `BadRequest` with a line for each wrong field.
 
-    `strict` refuses fields that the contract does not have; otherwise they are ignored. No rule must mind that an
-    optional field is absent: `rules` are also asked of a value without its wrong fields, unless one is required.
+    With `strict`, fields that the contract does not have are refused; otherwise they are ignored. `rules` are also
+    checked on a value without its wrong fields, unless a required one is among these, so they must accept that any
+    optional field is absent.
     """
     if not isinstance(value, Mapping):
         raise BadRequest.at(cls.__name__, f"expected an object, not {show(value)}")
@@ -39,7 +40,7 @@ def parse(value: Any, cls: type[T], rules: Rule[T] | None = None, *, strict: boo
 
 
 def _broken_besides(wrong: Iterable[str], value: Mapping[str, Any], cls: type[T], rules: Rule[T]) -> list[str]:
-    """The rules' lines about `value` without the fields that `wrong` is about."""
+    """Lines of the rules about `value` without the fields that `wrong` is about."""
     rest: Mapping[str, Any] = value
     for line in wrong:
         if isinstance(line, Wrong):

@@ -1,4 +1,4 @@
-"""What proofs are made of: a question as the wire has it, its reply, and the demands that a reply must meet.
+"""Building blocks of proofs: a question as the wire has it, its reply, and checks of a reply.
 
 Nothing here does I/O: a proof yields questions and is sent the replies.
 """
@@ -13,12 +13,13 @@ import attrs
 
 PROMPT = "Once upon a time, there was a little fox who lived in the forest. One day the fox said:"
 TOKENS = 24
-"""Tokens of an answer: enough for a parameter to show, few enough for a slow model."""
+"""Length of an answer: enough tokens for a parameter to show its effect, few enough for a slow model."""
 REFUSALS = ("E_PROTO_BAD_REQUEST", "E_LIMIT_PROMPT_TOO_LARGE")
 NOT_SHOWN = "accepted, effect not shown"
 TRIES = 8
-"""Times that two answers can differ which should be the same. With flash attention on a CPU logits differ in the third
-digit with what else is in a batch, and with how much of a prompt was cached and where: near ties can turn a draw."""
+"""Number of attempts to get two equal answers. With flash attention on a CPU, logits differ in the third digit with the
+other rows of a batch, and with the cached part of the prompt; where two logits are nearly equal, that changes the
+token."""
 
 
 @attrs.frozen
@@ -27,12 +28,12 @@ class Question:
 
     fields: dict[str, Any]
     cancel_after: int | None = None
-    """Cancel the request once so many token events have come."""
+    """Number of token events after which the request is cancelled."""
 
 
 @attrs.frozen
 class ServerReply:
-    """All events that a question was answered with."""
+    """All events of the reply to a question."""
 
     events: tuple[dict[str, Any], ...]
 
@@ -43,42 +44,42 @@ class ServerReply:
 
     @property
     def last(self) -> dict[str, Any]:
-        """The event that ended it."""
+        """The last event."""
         return self.events[-1] if self.events else {"event": "nothing"}
 
     @property
     def text(self) -> str:
-        """The output."""
+        """The whole output."""
         whole = self.last.get("text")
         return whole if isinstance(whole, str) else "".join(token["text"] for token in self.tokens)
 
     @property
     def token_ids(self) -> list[int]:
-        """The ids of the output, without events that only carry held text."""
+        """Ids of the output's tokens, without the event that only carries remaining text."""
         count = self.last.get("usage", {}).get("completion_tokens", 0)
         return [token["token_id"] for token in self.tokens][:count]
 
     @property
     def error(self) -> str | None:
-        """`CODE: message` where it was refused or failed."""
+        """`CODE: message` where the request was refused or failed."""
         return f"{self.last['code']}: {self.last['message']}" if self.last["event"] == "error" else None
 
     def warns_of(self, field: str) -> bool:
-        """Whether the end names `field` as ignored or changed."""
+        """Whether a warning says that `field` was ignored or changed."""
         return any(re.search(rf"\b{re.escape(field)}\b", warning) for warning in self.last.get("warnings", ()))
 
 
 Proof = Generator[Question, ServerReply, str]
-"""Asks, and returns a word on how it went; raises `DisprovenError` where the claim is false."""
+"""Asks questions, and returns a summary of what it found. Raises `DisprovenError` where the claim is false."""
 
 
 class DisprovenError(Exception):
-    """A claim is false; the message says what was seen instead."""
+    """A claim is false. The message says what was observed instead."""
 
 
 @attrs.frozen
 class Claim:
-    """Something a server says of itself, or of what it cannot do, and the proof of it."""
+    """A statement of a server about itself, or about what it refuses, and its proof."""
 
     name: str
     declared: str
@@ -86,18 +87,18 @@ class Claim:
 
 
 def ask(**fields: Any) -> Question:
-    """A greedy generation of `TOKENS` tokens, with `fields` in place of its own."""
+    """A greedy generation of `TOKENS` tokens; `fields` override its own."""
     plain = {"prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0.0, "ignore_eos": True}
     return Question(plain | fields)
 
 
 def with_ids(ids: list[int]) -> dict[str, Any]:
-    """The fields of such a generation from tokens."""
+    """Fields of such a generation, from token ids."""
     return {name: value for name, value in ask(token_ids=ids).fields.items() if name != "prompt"}
 
 
 def answered(reply: ServerReply, *, ignoring: str | None = None) -> ServerReply:
-    """`reply`, which must be an answer that does not name `ignoring` in its warnings. Raises `DisprovenError`."""
+    """`reply`, if it is an answer without a warning about `ignoring`. Raises `DisprovenError` otherwise."""
     if reply.error is not None:
         raise DisprovenError(f"refused with {reply.error}")
     if reply.last["event"] == "nothing":
@@ -108,13 +109,13 @@ def answered(reply: ServerReply, *, ignoring: str | None = None) -> ServerReply:
 
 
 def demand(is_so: bool, otherwise: str) -> None:
-    """Raise `DisprovenError` with what was seen `otherwise`."""
+    """Raise `DisprovenError` with the message `otherwise`, unless `is_so`."""
     if not is_so:
         raise DisprovenError(otherwise)
 
 
 def refused(fields: dict[str, Any], naming: str) -> Proof:
-    """A question that must be refused, with an error that names the field."""
+    """Prove that a question is refused with an error that names the field, or that a warning names it as ignored."""
     reply = yield Question(fields)
     if reply.error is None:
         demand(reply.warns_of(naming), f"{naming} was neither refused nor named in warnings")

@@ -1,6 +1,6 @@
-"""What a frontend asks of a backend: tokens, how to sample, when to stop, what to tell.
+"""A frontend's request to a backend: tokens, sampling, stop conditions, wanted output.
 
-The fields are those of Dynamo 1.6 that a backend must mind or refuse. None stands for: not asked, the backend's choice.
+The fields are those of Dynamo 1.6 that a backend must heed or refuse. None means: not asked for, the backend's default.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from uma.constraints import Json, Length, Range, Text
 from uma.contracts.parse import Rule, parse
 
 HEALTH_CHECK_KEY = "_HEALTH_CHECK"
-"""The key that marks a frontend's health probe."""
+"""Key that marks a request as a frontend's health probe."""
 
 Tokens = tuple[Annotated[int, Range(0)], ...]
 AnyJson = Annotated[dict[str, Any], Json()]
@@ -23,22 +23,22 @@ AnyJson = Annotated[dict[str, Any], Json()]
 
 @attrs.frozen
 class GuidedDecoding:
-    """What the output must look like; at most one of `json`, `regex`, `choice`, `grammar`."""
+    """Constraint of the output: at most one of `json`, `regex`, `choice`, `grammar`."""
 
     json: AnyJson | str | None = None
-    """A JSON Schema, as an object or as its text."""
+    """JSON Schema, as an object or as its text."""
     regex: Annotated[str, Length(1), Text()] | None = None
     choice: Annotated[tuple[Annotated[str, Length(1), Text()], ...], Length(1, 10_000, "strings")] | None = None
     grammar: Annotated[str, Length(1), Text()] | None = None
     backend: str | None = None
-    """The library that should do it; a hint, which changes no output."""
+    """Library to use for it; a hint, which changes no output."""
     whitespace_pattern: str | None = None
     structural_tag: AnyJson | str | None = None
 
 
 @attrs.frozen
 class SamplingOptions:
-    """How the next token is chosen."""
+    """Sampling parameters."""
 
     n: Annotated[int, Range(1, 128)] | None = None
     best_of: Annotated[int, Range(1, 128)] | None = None
@@ -59,7 +59,7 @@ class SamplingOptions:
 
 @attrs.frozen
 class StopConditions:
-    """When the output ends."""
+    """Conditions that end the output."""
 
     max_tokens: Annotated[int, Range(1)] | None = None
     stop: tuple[Annotated[str, Length(1)], ...] | None = None
@@ -73,7 +73,7 @@ class StopConditions:
 
 @attrs.frozen
 class OutputOptions:
-    """What is reported beside the tokens."""
+    """Output beside the tokens."""
 
     logprobs: Annotated[int, Range(0)] | None = None
     prompt_logprobs: Annotated[int, Range(0)] | None = None
@@ -84,13 +84,13 @@ class OutputOptions:
 
 @attrs.frozen
 class Routing:
-    """The router's choice, and the hints that an agent gave with its request."""
+    """The router's decision, and the hints that an agent gave with its request."""
 
     dp_rank: int | None = None
     priority: int | None = None
     priority_jump: float | None = None
     strict_priority: int | None = None
-    """The router's own tier of waiting requests; says nothing to a worker."""
+    """The router's own tier of waiting requests; workers ignore it."""
     expected_output_tokens: int | None = None
     backend_instance_id: int | None = None
 
@@ -107,7 +107,7 @@ class RouterParams:
 
 @attrs.frozen(kw_only=True)
 class PreprocessedRequest:
-    """One request, its prompt tokenized and its template rendered by the frontend."""
+    """A request whose chat template was rendered, and whose prompt was tokenized, by the frontend."""
 
     token_ids: Annotated[Tokens, Length(1, None, "tokens")]
     sampling_options: SamplingOptions
@@ -122,11 +122,11 @@ class PreprocessedRequest:
     router: RouterParams | None = None
     extra_args: AnyJson | None = None
     prefill_result: AnyJson | None = None
-    """What another worker computed of the prompt."""
+    """Prefill of the prompt by another worker."""
     bootstrap_info: AnyJson | None = None
-    """Where the prompt's KV cells come from."""
+    """Source of the prompt's KV cells."""
     encoder_result: AnyJson | None = None
-    """What another worker computed of the media."""
+    """Encoded media from another worker."""
     multi_modal_data: AnyJson | None = None
     mm_processor_kwargs: AnyJson | None = None
     prompt_embeds: str | None = None
@@ -141,10 +141,10 @@ def parse_request(
     strict: bool = True,
     also: Rule[PreprocessedRequest] | None = None,
 ) -> PreprocessedRequest:
-    """A frontend's request. Raises `BadRequest` with a line for each wrong field.
+    """Parse a frontend's request. Raises `BadRequest` with a line for each wrong field.
 
-    Beyond types and ranges: tokens are in the vocabulary, stop strings within the backend's limit, and what spans two
-    fields goes together. `also` has rules of the backend's own.
+    Checked beyond types and ranges: tokens are in the vocabulary, stop strings within the backend's limit, and fields
+    consistent with each other. `also` has further rules of the backend.
     """
     if isinstance(value, Mapping) and HEALTH_CHECK_KEY in value:
         value = {name: member for name, member in value.items() if name != HEALTH_CHECK_KEY}

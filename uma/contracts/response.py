@@ -1,6 +1,6 @@
-"""What a backend answers, and the check that every output passes on its way out.
+"""A backend's output, and the check that every output passes before it is sent.
 
-A violation here is a fault of this side. The client gets an error, never a wrong answer.
+A violation is a bug on this side. The client gets an error, never a wrong answer.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ OutputFinishReason = Literal["stop", "length", "eos", "cancelled", "error", "con
 
 @attrs.frozen
 class PromptTokensDetails:
-    """The part of a prompt that did not have to be computed."""
+    """The cached part of a prompt."""
 
     cached_tokens: Annotated[int, Range(0)] = 0
 
 
 @attrs.frozen
 class CompletionUsage:
-    """Tokens counted."""
+    """Token counts."""
 
     prompt_tokens: Annotated[int, Range(0)]
     completion_tokens: Annotated[int, Range(0)]
@@ -50,11 +50,11 @@ class BackendOutput:
 
     token_ids: Tokens
     text: str | None = None
-    """Text of exactly these tokens, and of earlier ones that was still held."""
+    """Text of these tokens, and of earlier ones whose text was held back."""
     index: Annotated[int, Range(0)] = 0
-    """Answer of several that it belongs to."""
+    """Index of the answer, where a request asked for several."""
     tokens: tuple[str, ...] | None = None
-    """Each token's own text; with `log_probs`."""
+    """Text of each token alone; present with `log_probs`."""
     log_probs: tuple[Annotated[float, Range(le=0, ge=-1e9)], ...] | None = None
     top_logprobs: tuple[tuple[TopLogprob, ...], ...] | None = None
     finish_reason: OutputFinishReason | None = None
@@ -63,7 +63,7 @@ class BackendOutput:
 
 
 def problems_of(output: BackendOutput) -> Iterator[str]:
-    """What is inconsistent in one output by itself, as lines."""
+    """Inconsistencies within one output, as lines."""
     for name in ("log_probs", "top_logprobs", "tokens"):
         aligned = getattr(output, name)
         if aligned is not None and len(aligned) != len(output.token_ids):
@@ -88,7 +88,7 @@ def problems_of(output: BackendOutput) -> Iterator[str]:
 
 @attrs.define
 class OutputChecker:
-    """Follows one answer's outputs, and refuses the first that cannot be true."""
+    """Follows the outputs of one answer, and rejects the first that is inconsistent."""
 
     n_vocab: int
     prompt_tokens: int

@@ -1,7 +1,8 @@
 """A proof for each sampling parameter: an answer that only a server which honours the parameter gives.
 
-Most go one of two ways. Some settings leave one token to choose from, so that a hot draw becomes greedy. Others decide
-whether an answer that is forced to repeat one token can leave it. Both show on any model.
+Most proofs work in one of two ways. Some values leave one token to choose from, so that sampling at a high temperature
+becomes greedy. Others decide whether an answer that is forced to repeat one token can leave it. Both work with any
+model.
 """
 
 from __future__ import annotations
@@ -32,17 +33,18 @@ from uma.contracts.proofs import (
 from uma.types import SamplingParams, ServerInfo
 
 SHORT = 8
-"""Tokens of an answer that is compared with others: eight hot draws are never all greedy by chance."""
+"""Length of an answer that is compared with others: eight tokens at a high temperature are never all greedy by
+chance."""
 LONG = 64
-"""Tokens within which a chat's answer can end by itself."""
+"""Maximum tokens within which a chat's answer ends by itself."""
 MOST_BIAS = 40
-"""Logits by which a model can be surer of a token than of any other."""
+"""Maximum difference of logits between the likeliest token and all others that a proof overcomes by bias."""
 WORD = object()
-"""Stands for the text of the token that a proof forces."""
+"""Placeholder for the text of the token that a proof forces."""
 
 
 def about_sampling(info: ServerInfo, beside: Mapping[str, Callable[[], Proof]]) -> Iterator[Claim]:
-    """A claim for each parameter that is declared, and one for a value out of its range. `beside` has more proofs."""
+    """A claim for each declared parameter, and one for a value out of its range. `beside` has further proofs."""
     effects, hints = {**beside, **_EFFECTS}, hints_of(SamplingParams)
     if not info.capabilities.chat:
         effects |= dict.fromkeys(("min_tokens", "ignore_eos"), _without_ends)
@@ -54,9 +56,9 @@ def about_sampling(info: ServerInfo, beside: Mapping[str, Callable[[], Proof]]) 
 
 
 def _out_of_range(hint: Any) -> float | None:
-    """A number beyond what a field takes; None where it is no number or has no bound.
+    """A number that a field does not accept; None where it is not a number or has no bound.
 
-    Just beyond would be -1 for many, with which some dialects of HTTP say that there is no bound.
+    Two below the lower bound, not one: for many fields that would be -1, which some HTTP dialects use for "no bound".
     """
     parts = get_args(hint) if get_origin(hint) is not Annotated else (hint,)
     for part in parts:
@@ -68,8 +70,8 @@ def _out_of_range(hint: Any) -> float | None:
 
 
 def _taken(name: str) -> Proof:
-    """Proof for a parameter that is unknown here, or that this server's other parameters give no proof of."""
-    # A name that only a newer server knows has no default here; whatever it is, it must not be ignored.
+    """Prove that a parameter without a proof of its own is accepted."""
+    # A parameter of a newer server has no default here. It must not be ignored, whatever its value.
     default = next((field.default for field in attrs.fields(SamplingParams) if field.name == name), 1)
     if default is not None:
         answered((yield ask(**{name: list(default) if isinstance(default, tuple) else default})), ignoring=name)
@@ -87,7 +89,7 @@ def _limits_tokens() -> Proof:
 
 
 def _bounds_thinking() -> Proof:
-    """Thinking is closed at its bound, and usage counts less of it."""
+    """Prove that thinking is closed at its bound, and that usage counts fewer tokens of it."""
     chat = {"messages": [{"role": "user", "content": "Hello!"}], "reasoning": "auto", "temperature": 0.0}
     free = answered((yield Question({**chat, "max_tokens": LONG})))
     bounded = answered((yield Question({**chat, "max_tokens": LONG, "max_reasoning_tokens": 1})))
@@ -102,13 +104,13 @@ def _bounds_thinking() -> Proof:
 
 
 def _without_ends() -> Proof:
-    """A model without a template is not known to end an answer."""
+    """No proof: a model without a chat template has no known end of an answer."""
     yield from ()
     return f"{NOT_SHOWN}: this model has no chat template, and its answers end where a turn of the user's begins"
 
 
 def _outlasts(name: str) -> Proof:
-    """A chat's answer that ends by itself must go on where it is told to."""
+    """Prove that an answer that would end by itself goes on."""
     chat = {"messages": [{"role": "user", "content": "Hello!"}], "temperature": 0.0}
     ended = answered((yield Question({**chat, "max_tokens": LONG})))
     count = ended.last["usage"]["completion_tokens"]
@@ -123,7 +125,9 @@ def _outlasts(name: str) -> Proof:
 
 
 def stops_at_last_of(others: Sequence[str]) -> Proof:
-    """A part of the greedy answer, given as a stop string after `others`, which never come, must cut the answer."""
+    """Prove that a part of the greedy answer ends the answer when given as a stop string. `others` are stop strings
+    before it that never occur.
+    """
     for _ in range(TRIES):
         text = answered((yield ask())).text
         stop = text[len(text) // 2 :][:4]
@@ -138,7 +142,9 @@ def stops_at_last_of(others: Sequence[str]) -> Proof:
 
 
 def _hot(seed: int, **fields: Any) -> Question:
-    """A draw from all tokens, evened out: over HTTP, what is left out is llama-server's default."""
+    """A draw at a high temperature from all tokens. Every cut is set, because HTTP has llama-server's defaults for
+    absent ones.
+    """
     everything = {"temperature": 2.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "max_tokens": SHORT, "seed": seed}
     return ask(**everything | fields)
 
@@ -152,7 +158,9 @@ def _heats() -> Proof:
 
 
 def _tames(name: str, tame: Any, wild: Any = None, *, max_tokens: int = SHORT, **beside: Any) -> Proof:
-    """`tame` leaves only the likeliest token, so that a hot draw is greedy; `wild` (None: nothing) does not."""
+    """Prove that the value `tame` leaves only the likeliest token, so that a hot draw is greedy, and that `wild` (None:
+    the default) does not.
+    """
     beside["max_tokens"] = max_tokens
     for _ in range(TRIES):
         greedy = answered((yield ask(max_tokens=max_tokens)))
@@ -169,7 +177,9 @@ def _tames(name: str, tame: Any, wild: Any = None, *, max_tokens: int = SHORT, *
 
 
 def _leaves_one() -> Proof:
-    """Locally typical sampling of next to nothing leaves one token, not always the likeliest: two seeds agree."""
+    """Prove that locally typical sampling with a tiny mass leaves one token (not always the likeliest): two seeds
+    agree.
+    """
     for seed in range(TRIES):
         one = answered((yield _hot(2 * seed, typical_p=1e-6)), ignoring="typical_p")
         if one.text == answered((yield _hot(2 * seed + 1, typical_p=1e-6))).text:
@@ -178,7 +188,7 @@ def _leaves_one() -> Proof:
 
 
 def _excludes_top_choice(name: str, excluding: float, keeping: float, **beside: Any) -> Proof:
-    """XTC of the two likeliest tokens, with everything over its threshold dropped, leaves the second."""
+    """Prove XTC: of the two likeliest tokens it drops the first, as both are over the threshold."""
     chosen = partial(_hot, 11, temperature=0.01, max_tokens=1, top_k=2, **beside)
     for _ in range(TRIES):
         kept = answered((yield chosen(**{name: keeping})), ignoring=name)
@@ -202,7 +212,7 @@ def _seeded() -> Proof:
 
 
 def _reproduces() -> Proof:
-    """Proof that a text is the same behind another request with its prompt, which leaves a prefix, and without."""
+    """Prove that an answer is the same before and after a request that leaves its prompt in the cache."""
     asked = partial(ask, temperature=1.0, seed=5, reproducible=True)
     first = answered((yield asked()), ignoring="reproducible")
     answered((yield ask(max_tokens=1)))
@@ -217,8 +227,8 @@ def _reproduces() -> Proof:
 
 
 def _penalises(name: str) -> Proof:
-    """Another answer to a repetitive prompt. Where the model is surer of it than a penalty of 2 can change, a bias
-    against its tokens makes it less so, until another token is less than 2 behind.
+    """Prove that a penalty of 2 changes the answer to a repetitive prompt. Where the model is too sure of its tokens
+    for that, a growing bias against them makes other tokens nearly as likely.
     """
     repetitive = partial(ask, prompt="a b c a b c a b c a b c a b c a b c", max_tokens=SHORT)
     sure = answered((yield repetitive()))
@@ -232,7 +242,9 @@ def _penalises(name: str) -> Proof:
 
 
 def _counts_prompt() -> Proof:
-    """A word that fills the prompt is penalised more than a bias can force, unless the prompt does not count."""
+    """Prove that a word that fills the prompt is penalised more than a bias can force, unless the prompt does not
+    count.
+    """
     word = _a_word(answered((yield ask(max_tokens=TOKENS))))["token_id"]
     asked = with_ids([word] * 60) | {"max_tokens": 1, "frequency_penalty": 2.0, "logit_bias": {str(word): 50}}
     without = answered((yield Question(asked | {"penalize_prompt": False})), ignoring="penalize_prompt")
@@ -249,7 +261,9 @@ def _bans() -> Proof:
 
 
 def _releases(name: str, holding: Any, releasing: Any, bias: float = 100, **beside: Any) -> Proof:
-    """A bias forces one token again and again; with `releasing` another comes, with `holding` none does."""
+    """Prove that of a token that a bias forces again and again, the value `releasing` lets another token follow, and
+    `holding` does not.
+    """
     word = _a_word(answered((yield ask(max_tokens=TOKENS))))
     text = word["text"].strip()
     if holding is WORD:
@@ -265,12 +279,12 @@ def _releases(name: str, holding: Any, releasing: Any, bias: float = 100, **besi
 
 
 def _a_word(reply: ServerReply) -> dict[str, Any]:
-    """The first token that is a word, and so no sequence breaker; else the first of all."""
+    """The first token that is a word, and therefore not a sequence breaker; without one the first of all."""
     return next((token for token in reply.tokens if _is_word(token["text"].strip())), reply.tokens[0])
 
 
 def _is_word(text: str) -> bool:
-    """Whether this is a word for certain, and no end of a character that more than one token has made."""
+    """Whether a token's text is certainly a word, and not a part of a character of several tokens."""
     return text.isascii() and text.isalpha()
 
 
@@ -278,7 +292,7 @@ def _is_word(text: str) -> bool:
 
 
 def echoes() -> Proof:
-    """The prompt comes back beside the answer."""
+    """Prove that the prompt is returned beside the answer."""
     reply = answered((yield ask(echo=True, stream=False, max_tokens=1)), ignoring="echo")
     demand(PROMPT in _prompt_of(reply).get("text", ""), "the prompt's text did not come")
     return "the prompt's text comes before the answer"
@@ -320,13 +334,13 @@ _EFFECTS: dict[str, Callable[[], Proof]] = {
     "typical_p": _leaves_one,
     "xtc_probability": partial(_excludes_top_choice, "xtc_probability", 1.0, 0.0, xtc_threshold=0.0),
     "xtc_threshold": partial(_excludes_top_choice, "xtc_threshold", 0.0, 0.5, xtc_probability=1.0),
-    # An entropy's share of what is possible, to the 10th power, is nearly 0: so is the lower end of the range.
+    # The normalised entropy to the 10th power is nearly 0, so the temperature is the lower end of its range: 0.
     "dynatemp_range": partial(_tames, "dynatemp_range", 2.0, dynatemp_exponent=10.0),
     "dynatemp_exponent": partial(_tames, "dynatemp_exponent", 10.0, 0.1, dynatemp_range=2.0),
     # Tokens of more than twice tau bits are cut: under one bit, only one token can be left.
     "mirostat": partial(_tames, "mirostat", 2, mirostat_tau=1e-3),
     "mirostat_tau": partial(_tames, "mirostat_tau", 1e-3, 20.0, **_MIROSTAT),
-    # The bound grows by tau * eta with each token that was no surprise: from one bit to 11 within so many.
+    # The bound grows by tau * eta with each unsurprising token: from one bit to 11 within `TOKENS` tokens.
     "mirostat_eta": partial(_tames, "mirostat_eta", 1e-6, 1.0, max_tokens=TOKENS, mirostat_tau=0.45, **_MIROSTAT),
     "seed": _seeded,
     "reproducible": _reproduces,

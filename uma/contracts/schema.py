@@ -1,4 +1,4 @@
-"""The contracts' JSON Schemas (2020-12), made from the classes that check them."""
+"""JSON Schemas (2020-12) of the contracts, generated from the classes that parse them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CONTRACTS: dict[str, type] = {
 
 
 def contract_schemas() -> dict[str, dict[str, Any]]:
-    """A schema for each contract by name; `KVCacheEvent` is one of three."""
+    """Schema of each contract by name; `KVCacheEvent` is one of three."""
     made = {name: _contract(name, cls) for name, cls in CONTRACTS.items()}
     made["KVCacheEvent"] = event = _kv_event()
     one = {"oneOf": event["oneOf"]}
@@ -52,7 +52,7 @@ _FROM_1 = {"type": "integer", "minimum": 1}
 
 
 def _of_events(name: str, event: dict[str, Any], properties: dict[str, Any]) -> dict[str, Any]:
-    """The schema of an object with these properties, in which an event is one of `event`'s definitions."""
+    """Schema of an object with these properties; its events are those of `event`'s definitions."""
     return {
         "$schema": DIALECT,
         "$id": _id(name),

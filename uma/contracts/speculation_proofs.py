@@ -1,4 +1,4 @@
-"""A proof of what a server says of drafts: that it makes some, or that it makes none."""
+"""Proof of the claim about speculative decoding: that the server drafts, or that it never does."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from uma.contracts.proofs import NOT_SHOWN, Claim, Proof, Question, ServerReply,
 from uma.types import ServerInfo
 
 REPEATED_TOKENS = 64
-"""Tokens of an answer that says one token again and again: any drafter guesses the next."""
+"""Length of an answer that repeats one token, which any drafter can guess."""
 
 
 def about_speculation(info: ServerInfo) -> Iterator[Claim]:
-    """The claim of drafts, where the server knows of them at all."""
+    """The claim about speculative decoding, where the server has that capability."""
     claimed = info.capabilities.speculation
     if claimed:
         kind, _, reason = claimed.partition(": ")
@@ -30,12 +30,12 @@ def _none(reason: str) -> Proof:
 def _drafts() -> Proof:
     drafted, held = yield from _drafted()
     demand(0 <= held <= drafted, f"{held} drafted tokens held, of {drafted}")
-    # Whether a draft pays is the server's to decide, by what its batches cost.
+    # No draft at all is allowed: the server drafts only where its batch costs promise a gain.
     return f"{drafted} tokens drafted, {held} of them held" if drafted else f"{NOT_SHOWN}: no draft paid here"
 
 
 def _drafted() -> Generator[Question, ServerReply, tuple[int, int]]:
-    """Ask for a text that repeats itself: tokens that the server has drafted since its start, and those that held."""
+    """Ask for a repetitive text. Returns the drafted and the accepted tokens since the server's start."""
     token = answered((yield ask(max_tokens=1))).token_ids[0]
     again = answered((yield ask(max_tokens=REPEATED_TOKENS, logit_bias={str(token): 100})))
     demand(set(again.token_ids) == {token}, "a draft let a token come that the bias excludes")

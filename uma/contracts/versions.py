@@ -1,6 +1,6 @@
-"""Versions of the contracts: which are spoken, how two sides agree, and how long an old one is still taken.
+"""Contract versions: supported ones, and their negotiation.
 
-`major.minor`: a minor adds fields that can be ignored; removing or renaming one needs a new major.
+`major.minor`: a new minor adds fields that can be ignored; removing or renaming one needs a new major.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ PROTOCOL_HEADER = "X-UMA-Protocol-Version"
 SERVER_HEADER = "X-UMA-Server-Version"
 
 CONTRACT_VERSIONS = ("1.0",)
-"""Spoken here, the oldest first. The socket's protocol has versions of its own (`uma.protocol.versions`)."""
+"""Supported versions, the oldest first. The socket's protocol has its own (`uma.protocol.versions`)."""
 
 
 def negotiate_version(client_version: str, server_versions: Sequence[str] = CONTRACT_VERSIONS) -> str:
-    """The highest of `server_versions` with the client's major, compared as numbers: 1.10 is over 1.9.
+    """The highest of `server_versions` with the client's major version, compared as numbers: 1.10 is over 1.9.
 
     Raises `VersionMismatch` naming both sides' versions.
     """
