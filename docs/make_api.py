@@ -27,6 +27,7 @@ from uma.http.prometheus import exposition
 from uma.llm.arguments import KEYWORDS
 from uma.metrics import EngineMetrics
 from uma.metrics.metrics import OF_SEVERAL
+from uma.net.quota import USE
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "api.md"
@@ -62,7 +63,10 @@ Names in `uma` are imported from there (`from uma import LLM`), all others from 
 WIDTH = 120
 OF_THE_USER = {"socket": "default_socket()", "http_jobs": "default_jobs()"}
 """Settings whose defaults are places of the user who asks."""
-OF_SERVER = ("active_sessions", "sessions_total", "sessions_refused_total", "memory_budget_bytes")
+OF_SERVER = (
+    *("active_sessions", "sessions_total", "sessions_refused_total", "memory_budget_bytes"),
+    *(f"{holder}_{name}_total" for holder in ("key", "user") for name in USE),
+)
 """Figures of a server that are none of its engine's."""
 
 
@@ -238,8 +242,10 @@ def metrics_table() -> str:
         answers={200: 0},
         connections_total=0,
         connections_refused_total=0,
+        keys=None,
+        of_socket=dict,
     )
-    told = re.findall(r"^# HELP (uma_\w+) (.*)\n# TYPE \w+ (\w+)$", exposition(figures, gateway), re.MULTILINE)
+    told = re.findall(r"^# HELP (uma_\w+) (.*)\n# TYPE \w+ (\w+)$", exposition(figures, gateway, None), re.MULTILINE)
     rows = [f"| `{name}` | {kind} | {text} |" for name, text, kind in sorted(told)]
     return "\n".join(["| metric | type | meaning |", "| --- | --- | --- |", *rows]) + "\n"
 

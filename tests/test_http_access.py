@@ -42,7 +42,7 @@ from uma.http.app import ENDPOINTS
 from uma.http.page.endpoints import ENDPOINTS as PAGE_ENDPOINTS
 from uma.http.serve import Certificate
 from uma.net.quota import Bounds, ClientAccount
-from uma.types import Request, Slo
+from uma.types import Request, Slo, Usage
 
 TURNS = [{"role": "user", "content": "a"}]
 SMALL = {"prompt": "Once", "max_tokens": 2}
@@ -267,7 +267,7 @@ def test_a_refusal_says_when_enough_tokens_are_a_minute_old(used: list[tuple[flo
     account, now = ClientAccount("x", Bounds(max_tokens_per_minute=rate)), 0.0
     for after, tokens in used:
         now += after
-        account.charge(tokens, now)
+        account.charge(Usage(tokens, 0, 0), now)
     excess = account.objection(1, now)
     times = accumulate(after for after, _ in used)
     lately = sum(tokens for (_, tokens), at in zip(used, times, strict=True) if at > now - 60)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from http_server import HttpServer, running_http
+from http_server import HttpServer, new_key, running_gateway, running_http
 
-from harness import RunInProcessText, short_directory
+from harness import RunInProcessText, ask, short_directory, until
 from uma.errors import ConfigError
 from uma.http.keys import KeyFile, add, remove
 
@@ -183,3 +184,74 @@ def test_a_new_key_s_models_that_are_not_here_are_warned_of(tmp_path: Path, uma_
     assert (made.returncode, told.count("warning")) == (0, 1)
     assert "uma: warning: --models: nosuch: model not found" in told
     assert 'models = ["builtin", "nosuch"]' in (tmp_path / "keys.toml").read_text()
+
+
+def used(server: HttpServer, holder: str, **headers: str) -> dict[str, dict[str, int]]:
+    """What `/metrics` tells a key of the use of each key or user: by its name, by figure."""
+    text, found = server.ask("GET", "/metrics", **headers).body.decode(), dict[str, dict[str, int]]()
+    pattern = rf'^uma_{holder}_(\w+)_total{{{holder}="([\w-]+)"}} (\d+)$'
+    for figure, name, value in re.findall(pattern, text, re.MULTILINE):
+        found.setdefault(name, {})[figure] = int(value)
+    return found
+
+
+def test_metrics_tell_what_each_key_asked_generated_and_was_refused(tmp_path: Path, tiny: Path) -> None:
+    path = tmp_path / "keys.toml"
+    bounds = {"alice": "", "bob": "max_tokens_per_minute = 1", "scraper": "models = []"}
+    made = {name: {"authorization": f"Bearer {new_key(name, path, bound)}"} for name, bound in bounds.items()}
+    asked = {"prompt": "Once upon", "max_tokens": 5, "ignore_eos": True}
+    with (
+        short_directory() as directory,
+        running_http(directory, "--model", str(tiny), "--http-keys", str(path)) as server,
+    ):
+        zeros = {"requests": 0, "refused": 0, "prompt_tokens": 0, "completion_tokens": 0}
+        assert used(server, "key", **made["scraper"]) == {"alice": zeros, "bob": zeros, "scraper": zeros}
+        prompt = server.ask("POST", "/v1/completions", asked, **made["alice"]).json["usage"]["prompt_tokens"]
+        assert server.ask("POST", "/v1/completions", {**asked, "stream": True}, **made["alice"]).status == 200
+        embedded = server.ask("POST", "/v1/embeddings", {"input": "a fox"}, **made["alice"]).json["usage"]
+        assert [server.ask("POST", "/v1/completions", asked, **made["bob"]).status for _ in range(3)] == [200, 429, 429]
+        of_alice = {
+            "requests": 3,
+            "refused": 0,
+            "prompt_tokens": 2 * prompt + embedded["prompt_tokens"],
+            "completion_tokens": 10,
+        }
+        of_bob = {"requests": 1, "refused": 2, "prompt_tokens": prompt, "completion_tokens": 5}
+        assert used(server, "key", **made["scraper"]) == {"alice": of_alice, "bob": of_bob, "scraper": zeros}
+        assert used(server, "key", **made["alice"]) == {"alice": of_alice}, "the others' use is none of its business"
+
+
+def test_tokens_of_a_client_that_hung_up_are_counted_on_its_key(tmp_path: Path, heavy: Path) -> None:
+    path = tmp_path / "keys.toml"
+    mine = {"authorization": f"Bearer {new_key('ada', path)}"}
+    with (
+        short_directory() as directory,
+        running_http(directory, "--model", str(heavy), "--http-keys", str(path)) as server,
+    ):
+        with server.connect() as raw:
+            raw.send("POST", "/v1/completions", {"prompt": "Once", "max_tokens": 2_000, "ignore_eos": True}, **mine)
+            until(server.process.metrics, lambda found: found["tokens_generated_total"] > 0)
+        told = until(lambda: used(server, "key", **mine)["ada"], lambda found: found["completion_tokens"] > 0)
+        assert told["requests"] == 1
+        assert told["prompt_tokens"] > 0
+
+
+def test_metrics_tell_what_each_user_of_the_socket_asked_and_was_refused(tmp_path: Path, tiny: Path) -> None:
+    bounds = tmp_path / "users.toml"
+    bounds.write_text("[others]\nmax_tokens_per_minute = 1\n")
+    with (
+        short_directory() as directory,
+        running_http(directory, "--model", str(tiny), "--socket-users", str(bounds)) as server,
+    ):
+        with server.process.connect() as raw:
+            raw.hello()
+            raw.send(ask("a", max_tokens=3, ignore_eos=True))
+            assert raw.last_of("a")["reason"] == "length"
+            raw.send(ask("b"))
+            assert raw.last_of("b")["code"] == "E_LIMIT_OVERLOADED"
+        (mine,) = used(server, "user").values()
+        assert (mine["requests"], mine["refused"], mine["completion_tokens"]) == (1, 1, 3)
+        on_socket = server.process.metrics()
+        assert on_socket["user_completion_tokens_total"] == {str(os.getuid()): 3}
+        with running_gateway(server.process) as gateway:
+            assert used(gateway, "user") == {str(os.getuid()): mine}

@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, FilePayload, Page, expect
 from playwright.sync_api import Request as PageRequest
 
 from uma.net.quota import Bounds, ClientAccount, Excess
-from uma.types import Message, Request, SamplingParams
+from uma.types import Message, Request, SamplingParams, Usage
 
 ANSWERS = "**/ui/api/answers"
 ALTERNATING = (
@@ -206,7 +206,7 @@ def over(bounds: Bounds, running: int = 0, used_tokens: int = 0) -> Excess:
     """What the key `bob` is told where it is over a bound."""
     account = ClientAccount("bob", bounds)
     account.begin(running)
-    account.charge(used_tokens, 0.0)
+    account.charge(Usage(used_tokens, 0, 0), 0.0)
     sampling = SamplingParams(max_tokens=100)
     request = Request(id="r", messages=(Message("user", "Hi"),), sampling=sampling, priority=1)
     found = account.objection(1, 0.0) or account.fit(request, has_priority=True, default_max_tokens=50)

@@ -22,7 +22,7 @@ from uma.engine.kv.disk import made_folder
 from uma.engine.sizing import free_memory_bytes
 from uma.errors import ConfigError
 from uma.models import catalog
-from uma.server import end_with, run_server
+from uma.server import Server, end_with, run_server
 from uma.supervisor import check_models, open_models
 from uma.types import LoadProgress, ServerInfo
 
@@ -75,8 +75,9 @@ def _serve(loaded: Loaded) -> int:
     check(config)
     made: list[HttpService] = []
 
-    def http(progress: LoadProgress, config: RuntimeConfig) -> HttpService:
+    def http(progress: LoadProgress, config: RuntimeConfig, server: Server) -> HttpService:
         made.append(HttpService(progress, config))
+        made[-1].gateway.of_socket = server.figures
         return made[-1]
 
     def announced(info: ServerInfo) -> None:

@@ -162,6 +162,8 @@ class Gateway:
     """Set once there is a source."""
     keys: KeyFile | None = attrs.field(default=None, init=False)
     """None: no key is asked for."""
+    of_socket: Callable[[], Mapping[str, Any]] = attrs.field(default=dict, init=False)
+    """Figures of the sessions on the socket that is served beside."""
     app: ASGIApp = attrs.field(init=False)
     """The application over this gateway, once it is built: for requests of the server itself."""
     jobs: JobFolder | None = attrs.field(init=False)

@@ -86,6 +86,10 @@ class KeyFile:
                 found = key.account
         return found
 
+    def accounts(self) -> list[ClientAccount]:
+        """The accounts of all keys."""
+        return [key.account for key in self._known.values()]
+
     def named(self, name: str) -> ClientAccount | None:
         """The account of a key by the key's name."""
         return self._known[name].account if name in self._known else None

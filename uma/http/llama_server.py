@@ -275,6 +275,6 @@ async def slots(gateway: Gateway, http: Exchange) -> None:
 
 async def metrics(gateway: Gateway, http: Exchange) -> None:
     """`GET /metrics`, as Prometheus reads it."""
-    text = exposition(await gateway.source.metrics(), gateway)
+    text = exposition(await gateway.source.metrics(), gateway, http.account)
     began = [(b"process-start-time-unix", str(gateway.names.loaded_at).encode())]
     await http.answer(text.encode(), media_type=b"text/plain; version=0.0.4; charset=utf-8", headers=began)

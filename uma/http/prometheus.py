@@ -9,15 +9,23 @@ from typing import Any
 
 from uma.http.gateway import Gateway
 from uma.metrics import help_of, is_of_server, kind_of
+from uma.net import quota
+from uma.net.quota import ClientAccount
 
 PREFIX = "uma_"
 LLAMA_SERVERS = "llamacpp:"
 """Before the names that dashboards and autoscalers for llama-server read."""
 
 
-def exposition(snapshot: Mapping[str, Any], gateway: Gateway) -> str:
-    """The text of `/metrics`, each family with its HELP and TYPE. What is of one model has its name as a label."""
-    own = {"uptime_sec": round(time.monotonic() - gateway.began_sec, 3)}
+def exposition(snapshot: Mapping[str, Any], gateway: Gateway, asker: ClientAccount | None) -> str:
+    """The text of `/metrics`, each family with its HELP and TYPE. What is of one model has its name as a label.
+
+    `asker` is the key that asks: one that uses models and does not manage them sees of all keys its own figures.
+    """
+    uptime_sec = round(time.monotonic() - gateway.began_sec, 3)
+    sees_all = asker is None or asker.manages_models or asker.bounds.models == ()
+    keys = () if gateway.keys is None else [each for each in gateway.keys.accounts() if sees_all or each is asker]
+    own: dict[str, Any] = {"uptime_sec": uptime_sec, **gateway.of_socket(), **quota.figures("key", keys)}
     snapshot = own | dict(snapshot)  # a server's that is behind a gateway is the server's
     own_name = gateway.info.model.name  # not as the query has it
     models: Mapping[str, Mapping[str, Any]] = snapshot.pop("models", {own_name: snapshot})
@@ -60,7 +68,7 @@ def _families(snapshot: Mapping[str, Any], models: Mapping[str, Mapping[str, Any
     for name in dict.fromkeys(name for figures in (snapshot, *models.values()) for name in figures):
         kind = "counter" if kind_of(name) == "counter" else "gauge"
         if is_of_server(name):
-            yield from _family(name, kind, help_of(name), [("", snapshot[name])])
+            yield from _family(name, kind, help_of(name), list(_samples(name, "", snapshot[name])))
         elif name.endswith("_buckets"):
             family = name.removesuffix("_buckets")
             yield from _family(family, "histogram", help_of(family), list(_histogram(family, labels)))
@@ -71,10 +79,11 @@ def _families(snapshot: Mapping[str, Any], models: Mapping[str, Mapping[str, Any
 
 def _samples(name: str, label: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, int | float):
-        yield f"{{{label}}}", value
+        yield f"{{{label}}}" if label else "", value
     elif isinstance(value, Mapping):
-        by = "state" if name.endswith("_state") else "reason"
-        yield from ((f'{{{label},{by}="{_escaped(part)}"}}', count) for part, count in value.items())
+        by = {"model_state": "state", "model_unloads_total": "reason"}.get(name) or name.partition("_")[0]
+        lead = f"{label}," if label else ""
+        yield from ((f'{{{lead}{by}="{_escaped(part)}"}}', count) for part, count in value.items())
 
 
 def _histogram(family: str, labels: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Any]]:

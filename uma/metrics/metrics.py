@@ -163,6 +163,16 @@ _OF_SERVER: dict[str, tuple[FigureKind, str]] = {
     "sessions_total": ("counter", "Sessions accepted on the socket."),
     "sessions_refused_total": ("counter", "Sessions refused for their number, or because the server was stopping."),
     "memory_budget_bytes": ("level", "Bytes that all models together can take."),
+    **{
+        f"{holder}_{name}_total": ("counter", text.format(whose))
+        for holder, whose in (("key", "an API key"), ("user", "a user of the socket"))
+        for name, text in (
+            ("requests", "Requests of {} that were let in."),
+            ("refused", "Requests of {} refused for its bounds or for overload: 429, or E_LIMIT_OVERLOADED."),
+            ("prompt_tokens", "Prompt tokens of {}, cached ones included; of texts for embeddings and rankings too."),
+            ("completion_tokens", "Tokens generated for {}."),
+        )
+    },
 }
 OF_SEVERAL: Mapping[str, tuple[FigureKind, str]] = {
     "model_state": ("gauge", "1 for the state that the model has, 0 for the others."),

@@ -37,7 +37,7 @@ async def metered(stream: EventStream, account: ClientAccount | None) -> AsyncIt
     nothing.
     """
     meter = Meter()
-    if account is None or account.bounds.max_tokens_per_minute is None:
+    if account is None:
         yield meter
         return
     try:
@@ -46,8 +46,7 @@ async def metered(stream: EventStream, account: ClientAccount | None) -> AsyncIt
         with trio.move_on_after(SETTLE_SEC, shield=True):
             usage = meter.usage or await _last_usage(stream)
             if usage is not None:
-                used = usage.prompt_tokens + usage.completion_tokens + usage.summary_tokens
-                account.charge(used, trio.current_time())
+                account.charge(usage, trio.current_time())
 
 
 @contextmanager
@@ -65,7 +64,7 @@ def metered_whole(
         raise
     finally:
         if account is not None and meter.usage is not None:
-            account.charge(meter.usage.prompt_tokens, trio.current_time())
+            account.charge(meter.usage, trio.current_time())
 
 
 def _size_tokens(request: EmbedRequest | RerankRequest | DecisionRequest) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Annotated, Literal
 
@@ -15,12 +15,14 @@ import attrs
 
 from uma.constraints import Length, Range
 from uma.errors import UnknownModel, WrongValues
-from uma.types import Limits, Models, Request, Slo
+from uma.types import Limits, Models, Request, Slo, Usage
 from uma.wrong import Wrong
 
 Lane = Literal[-1, 0, 1]
 """A request's `priority`."""
 
+USE = ("requests", "refused", "prompt_tokens", "completion_tokens")
+"""What an account counts since the start."""
 WINDOW_SEC = 60.0
 """Length of the sliding window of `max_tokens_per_minute`."""
 
@@ -78,6 +80,12 @@ class ClientAccount:
     running: int = attrs.field(default=0, init=False)
     sending: int = attrs.field(default=0, init=False)
     """HTTP requests whose bodies are incomplete, not parsed yet, or being tokenized."""
+    requests: int = attrs.field(default=0, init=False)
+    """Requests that were let in, since the start as all that follows."""
+    refused: int = attrs.field(default=0, init=False)
+    """Requests refused for its bounds or for overload: those that can be asked again later."""
+    prompt_tokens: int = attrs.field(default=0, init=False)
+    completion_tokens: int = attrs.field(default=0, init=False)
     _used: deque[tuple[float, int]] = attrs.field(factory=deque, init=False)
     _used_tokens: int = attrs.field(default=0, init=False)
 
@@ -222,13 +230,17 @@ class ClientAccount:
     def begin(self, requests: int) -> None:
         """Count `requests` as running; `end` reverses it."""
         self.running += requests
+        self.requests += requests
 
     def end(self, requests: int) -> None:
         """Count `requests` as running no more."""
         self.running -= requests
 
-    def charge(self, tokens: int, now: float) -> None:
+    def charge(self, usage: Usage, now: float) -> None:
         """Count tokens that were computed for the account."""
+        self.prompt_tokens += usage.prompt_tokens
+        self.completion_tokens += usage.completion_tokens
+        tokens = usage.prompt_tokens + usage.completion_tokens + usage.summary_tokens
         if tokens and self.bounds.max_tokens_per_minute is not None:
             self._used.append((now, tokens))
             self._used_tokens += tokens
@@ -237,6 +249,16 @@ class ClientAccount:
         while self._used and self._used[0][0] <= now - WINDOW_SEC:
             self._used_tokens -= self._used.popleft()[1]
         return self._used_tokens
+
+
+def figures(holder: Literal["key", "user"], accounts: Iterable[ClientAccount]) -> dict[str, dict[str, int]]:
+    """What each account has used so far, by its name: figures for a snapshot of metrics."""
+    named = {account.name.removeprefix(f"{holder} "): account for account in accounts}
+    return {
+        f"{holder}_{figure}_total": {name: getattr(account, figure) for name, account in named.items()}
+        for figure in USE
+        if named
+    }
 
 
 def _requests(count: int) -> str:

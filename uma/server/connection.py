@@ -22,6 +22,7 @@ from uma import posix
 from uma.config import RuntimeConfig
 from uma.errors import BadRequest, IdleTimeout, Overloaded, UmaError, UnknownModel, VersionMismatch
 from uma.models.names import check_alone, meant
+from uma.net import quota
 from uma.net.arrivals import arrivals
 from uma.net.client import CLIENT, ORIGIN, OWNER, USER, asker, origin
 from uma.net.faults import as_uma_error
@@ -174,13 +175,17 @@ class ConnectionHost:
             "requests_rejected": snapshot["requests_rejected"] + self.requests_refused_total,
             "requests_overloaded": snapshot["requests_overloaded"] + self.requests_queue_full_total,
         }
-        own = {
-            "uptime_sec": round(time.monotonic() - self._began_sec, 3),
+        own = {"uptime_sec": round(time.monotonic() - self._began_sec, 3), **self.figures()}
+        return snapshot if self.is_child else {**snapshot, **own}
+
+    def figures(self) -> dict[str, Any]:
+        """What sessions and users the server has and had."""
+        return {
             "active_sessions": len(self._connections),
             "sessions_total": self.sessions_total,
             "sessions_refused_total": self.sessions_refused_total,
+            **quota.figures("user", self.users.accounts()),
         }
-        return snapshot if self.is_child else {**snapshot, **own}
 
     async def pause(self, seconds: float, session: str) -> None:
         """Have the engine compute nothing for so long; 0: go on. Logs both, and the end of a pause that just ends."""
@@ -549,6 +554,8 @@ class Connection(ABC):
         """Note what a request, or a frame that was none, was refused or ended with."""
         level = logging.DEBUG if self.server.is_child else logging.WARNING
         self.log_often(level, "request.failed", request=id, code=error.code, message=error.message)
+        if self.account is not None and error.code == Overloaded.code:
+            self.account.refused += 1
 
     def log_often(self, level: int, event: str, **fields: Any) -> None:
         """Log what the client can bring about as often as it likes, within this session's bound and the server's."""

@@ -78,7 +78,7 @@ Open = Callable[[RuntimeConfig, LoadProgress], AbstractAsyncContextManager[Serve
 """Opens what a server serves, for as long as the block."""
 MakeServer = Callable[[LoadProgress, RuntimeConfig], Server]
 MakeService = Callable[[Source, RuntimeConfig], Service]
-MakeEarlyService = Callable[[LoadProgress, RuntimeConfig], EarlyService]
+MakeEarlyService = Callable[[LoadProgress, RuntimeConfig, Server], EarlyService]
 
 
 def run_server(
@@ -128,7 +128,7 @@ async def _main(
         async with trio.open_nursery() as nursery:
             server = make_server(progress, config)
             at_end.callback(server.tell_stopped)
-            first: list[EarlyService] = [server, *(make(progress, config) for make in early)]
+            first: list[EarlyService] = [server, *(make(progress, config, server) for make in early)]
             run = ServerRun(nursery, server, [*first], at_end)
             nursery.start_soon(run.watch, signals)
             for service in first:

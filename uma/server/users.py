@@ -85,6 +85,10 @@ class Users:
         name, bounds = self._file.of(uid)
         return self._accounts.setdefault(uid, ClientAccount(f"user {name}", bounds))
 
+    def accounts(self) -> list[ClientAccount]:
+        """The accounts of all users that had a session; none without a file."""
+        return list(self._accounts.values())
+
     def look(self) -> None:
         """Read a file that has changed. One that cannot be read is warned of, and the bounds stay as they were."""
         if self._watch is None or not self._watch.has_changed():

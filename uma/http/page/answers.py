@@ -213,6 +213,8 @@ class PageAnswer:
                     self._news.unpark_all()
         except UmaError as error:
             self.error = error
+            if self.account is not None and type(error) is Overloaded:
+                self.account.refused += 1
         self._make = None
         self._end()
 
