@@ -1,1 +1,1 @@
-"""UMA as the engine of other systems: each bridge speaks one system's contract, over `types.Source`."""
+"""UMA as the engine of other systems. Each bridge translates between one system's protocol and `types.Source`."""

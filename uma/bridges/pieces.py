@@ -1,4 +1,4 @@
-"""Tells a stream's tokens from the text that comes without one, for contracts in which ids and text go together."""
+"""Separates tokens from text that comes without a token, for protocols in which ids and text go together."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from uma.types import Token
 
 @attrs.define
 class TokenFollower:
-    """Follows one stream's `Token` events.
+    """Follows the `Token` events of one stream.
 
-    Text that an engine still held at the end comes in one more event with the last token's id. Whether an event with
-    the same id as the one before is that or a repeated token is known only from what follows, so it waits for that.
+    Text that the engine still holds when the output ends comes in one more event with the last token's id. That event
+    looks like a repetition of the last token. Only what follows tells the two apart, so an event with the id of the one
+    before is held back until then.
     """
 
     _count: int = attrs.field(default=0, init=False)
@@ -20,7 +21,7 @@ class TokenFollower:
     _doubtful: Token | None = attrs.field(default=None, init=False)
 
     def take(self, event: Token) -> tuple[Token, ...]:
-        """The events that are tokens for certain, now that `event` has come."""
+        """The events that are certainly tokens, now that `event` has come."""
         ready = () if self._doubtful is None else (self._doubtful,)
         self._count += len(ready)
         self._doubtful = None
@@ -32,7 +33,7 @@ class TokenFollower:
         return (*ready, event)
 
     def finish(self, completion_tokens: int) -> tuple[Token | None, str]:
-        """What was still in doubt, at the stream's end: a token, or text without a token."""
+        """The event that was held back, at the stream's end: a token, or text without a token."""
         event, self._doubtful = self._doubtful, None
         if event is None:
             return None, ""

@@ -1,1 +1,1 @@
-"""Pictures as strangers send them: told apart, bounded, and decoded in a child process."""
+"""Pictures and sounds from untrusted clients: recognised, bounded, and decoded in a child process."""

@@ -1,4 +1,4 @@
-"""The child processes that decode pictures and sounds, from their parent's side: killed where one takes too long."""
+"""Parent side of the child processes that decode pictures and sounds. A child that takes too long is killed."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from uma.llama.projector import Pixels, Samples
 from uma.media.files import MAX_PIXELS, SOUNDS, check_file
 
 DEADLINE_SEC = 5.0
-"""Maximum CPU time for one file. The largest picture that is allowed takes a fifth of it, the longest sound a third."""
+"""Maximum CPU time for one file. The largest allowed picture takes a fifth of it, the longest sound a third."""
 MAX_SOUND_SEC = 1_500
-"""Longest sound. Decoded it takes as much memory as the largest picture."""
+"""Maximum length of a sound. Decoded it takes as much memory as the largest picture."""
 MIN_SOUND_SEC = 0.1
-"""Shortest sound: of a single sample llama.cpp makes none."""
+"""Minimum length of a sound: llama.cpp makes no sound of a single sample."""
 LOUDEST = 2.0**15
-"""Maximum of a sample. Full is 1.0; files of numbers up to this are met, and what is far over it is none."""
+"""Maximum absolute value of a sample. Full scale is 1.0. Real files of floats reach this value; far larger values are
+not sound."""
 RETRY_AFTER_MS = 5_000
-"""Time after which to ask again where the machine was too busy."""
+"""`retry_after_ms` of a refusal because the machine is too busy."""
 
 
 CHILDREN = 2
@@ -28,17 +29,17 @@ CHILDREN = 2
 
 
 class MediaDecoder:
-    """A few child processes, each started when it is needed first. Any thread; one that finds all busy waits."""
+    """A few child processes, each started on first use. Any thread; a thread that finds all busy waits."""
 
     def __init__(self, *, sees: bool, hears: bool) -> None:
-        """What of it the model takes."""
+        """`sees` and `hears`: whether the model takes pictures and sounds."""
         self._sees, self._hears = sees, hears
         program, setup = media_process.__file__, {"hears": hears}
         self._children = Children(CHILDREN, program, setup, deadline_sec=DEADLINE_SEC, max_answer_bytes=_MAX_BYTES)
 
     def decode(self, data: bytes, id: str, field: str) -> Pixels | Samples:
-        """What a file holds; `id` is its hash. Raises `BadRequest` for what the model does not take, or one too many
-        for the child, and `Overloaded` where the machine had no time for it.
+        """Decode a file; `id` is its hash. Raises `BadRequest` for a file that the model does not take or the child
+        cannot decode, and `Overloaded` where the machine is too busy.
         """
         form = check_file(data, field, sees=self._sees, hears=self._hears)
         try:
@@ -66,12 +67,14 @@ class MediaDecoder:
         return Samples(id, answer["width"], content)
 
     def close(self) -> None:
-        """Kill the children, with the files that they have, and start no other. Harmless when repeated."""
+        """Kill the children, whatever they are decoding, and start no others. Harmless when repeated."""
         self._children.close()
 
 
 def _check_sound(content: bytes, field: str) -> None:
-    """What is no number would be in everything that is computed of it, and beside it."""
+    """Raise `BadRequest` for a sound of a wrong length, or with samples that are not finite or too large: in a batch
+    these would spoil all results.
+    """
     samples = np.frombuffer(content, np.float32)
     if not MIN_SOUND_SEC * SAMPLE_RATE <= len(samples) <= MAX_SOUND_SEC * SAMPLE_RATE:
         took = f"{len(samples) / SAMPLE_RATE:,.3g} s"

@@ -1,7 +1,7 @@
-"""Pictures and sounds by their http(s) URLs (`--media-urls`): bounded, and never from this machine or its networks.
+"""Fetches pictures and sounds by http(s) URL (`--media-urls`), bounded, and never from this machine or its networks.
 
-A name is resolved once, and the connection goes to the address that was looked at; so does each redirect's. No proxy is
-asked, and nothing of the request goes along but the URL.
+A host name is resolved once, and the connection goes to the address that was checked; the same holds for each redirect.
+No proxy is used, and nothing of the request is sent except the URL.
 """
 
 from __future__ import annotations
@@ -31,31 +31,32 @@ MAX_REDIRECTS = 3
 MAX_FETCHING = 8
 """Maximum requests that fetch at once."""
 MAX_FETCHING_BY_CLIENT = 4
-"""Maximum requests of one client that fetch at once: what it asks of a server that never answers leaves turns to
-others."""
+"""Maximum requests of one client that fetch at once, so that URLs of a server that never answers do not take all
+turns."""
 TURN_SEC = 20.0
 """Maximum time that a request waits for its turn to fetch."""
 
 _PIECE_BYTES = 65_536
 _QUICK_BYTES = 262_144
-"""Length of a file up to which its base64 is made on the Trio thread, in less time than another thread would take."""
+"""Maximum size of a file that is encoded as base64 on the Trio thread, which takes less time than another thread
+costs."""
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
 _TRANSLATED = tuple(
     map(IPv6Network, ("::/96", "::ffff:0:0:0/96", "64:ff9b::/96", "64:ff9b:1::/48", "2001::/32", "2002::/16"))
 )
-"""Ranges in whose addresses another of IPv4 stands, which a gateway or this machine would go to."""
+"""Ranges of IPv6 addresses that embed an IPv4 address, to which a gateway or this machine would connect."""
 _SPECIAL = tuple(map(IPv4Network, ("192.0.0.0/24", "192.88.99.0/24")))
-"""Ranges for protocols and relays, of which not every version of Python knows that they lead nowhere."""
+"""Ranges for protocols and relays that some Python versions count as global."""
 _ISATAP = frozenset((0x5EFE, 0x200_5EFE))
-"""Third quarter of an address whose last is another of IPv4, in whatever network (RFC 5214)."""
+"""Third 32 bits of an address whose last 32 bits are an IPv4 address, in any network (RFC 5214)."""
 _LOOPBACK = IPv4Address("127.0.0.1")
 
 Address = IPv4Address | IPv6Address
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address is on the internet: neither this machine nor a private, link-local or special one, nor one
-    that stands for another.
+    """Whether an address is on the internet: not this machine, not private, link-local or special, and not a
+    translation of such an address.
     """
     if isinstance(address, IPv6Address):
         if address.ipv4_mapped is not None:
@@ -73,16 +74,16 @@ class Fetcher:
     """Fetches the files of requests. Belongs to one Trio thread."""
 
     def __init__(self, *, is_allowed: Callable[[Address], bool] = is_public) -> None:
-        """`is_allowed` says which addresses can be connected to."""
+        """`is_allowed` tells whether to connect to an address."""
         self._is_allowed = is_allowed
         self._turns = trio.CapacityLimiter(MAX_FETCHING)
         self._turns_of = WeakValueDictionary[Hashable, trio.CapacityLimiter]()
-        """Limiters of those who fetch or wait, by client."""
+        """Limiters of clients that fetch or wait."""
         self._tls: ssl.SSLContext | None = None
 
     async def fetched(self, request: Request, first: int = 0) -> Request:
-        """The request with files instead of URLs. Raises `BadRequest` for one that cannot be had, which counts messages
-        from the `first`, and `Overloaded` where no turn comes.
+        """The request with files instead of URLs. Raises `BadRequest` for a URL that cannot be fetched, naming its
+        message (counted from `first`), and `Overloaded` where no turn comes within `TURN_SEC`.
         """
         if not any(media_file.url for _, media_file in request.placed_media()):
             return request
@@ -103,8 +104,8 @@ class Fetcher:
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
-        """A block that fetches. Its client's other requests wait first for each other, so that those of others are not
-        behind all of them.
+        """A block in which a request fetches. A client's requests wait for each other first, so that they do not all
+        queue before those of other clients.
         """
         own = self._turns_of.setdefault(CLIENT.get(), trio.CapacityLimiter(MAX_FETCHING_BY_CLIENT))
         async with AsyncExitStack() as turn:
@@ -119,15 +120,15 @@ class Fetcher:
             yield
 
     async def fetch(self, url: str, field: str, left: int = MAX_REQUEST_BYTES) -> bytes:
-        """What a URL leads to, of `left` bytes at most. Raises `BadRequest`, without a word of what the other side
-        has said.
+        """The content of a URL, at most `left` bytes. Raises `BadRequest`, which quotes nothing of the other server's
+        response.
         """
         for _ in range(MAX_REDIRECTS + 1):
             parts = _parts(url, field)
             try:
                 response, body = await self._get(parts, field, left)
             except (OSError, ValueError, trio.BrokenResourceError, h11.ProtocolError) as error:
-                # A certificate's fault is one of these.
+                # `OSError` includes errors of certificates.
                 raise BadRequest.at(field, f"cannot be fetched from {parts.hostname}: {_reason(error)}") from None
             if response.status_code not in _REDIRECTS:
                 if response.status_code != 200:
@@ -180,12 +181,12 @@ class Fetcher:
         port = parts.port or (443 if parts.scheme == "https" else 80)
         found = await trio.socket.getaddrinfo(host, port, type=trio.socket.SOCK_STREAM)
         for place in found:
-            # All of them: a name with a private address beside a public one is made to confuse.
+            # All addresses are checked: a name with a private one beside a public one is an attack.
             if not self._is_allowed(ip_address(str(place[4][0]).partition("%")[0])):
                 raise _refused(parts, field)
         sock = await _connected_to_one(found)
         stream = trio.SocketStream(sock)
-        is_own = sock.getsockname()[0] == sock.getpeername()[0]  # a public address can be this machine's
+        is_own = sock.getsockname()[0] == sock.getpeername()[0]  # a public address can be this machine's own
         if is_own and not self._is_allowed(_LOOPBACK):
             sock.close()
             raise _refused(parts, field)
@@ -194,7 +195,7 @@ class Fetcher:
         return trio.SSLStream(stream, context, server_hostname=host, https_compatible=True)
 
     async def _context(self) -> ssl.SSLContext:
-        if self._tls is None:  # all certificates of this machine are read
+        if self._tls is None:  # slow: reads all certificates of this machine
             self._tls = await trio.to_thread.run_sync(ssl.create_default_context)
         return self._tls
 
@@ -206,7 +207,7 @@ async def _base64_of(data: bytes) -> str:
 
 
 async def _connected_to_one(addresses: Sequence[Any]) -> trio.socket.SocketType:
-    """A connection to the first that takes one. Raises the last's `OSError`."""
+    """A connection to the first address that accepts one. Raises the last address's `OSError`."""
     for at, (family, kind, protocol, _, address) in enumerate(addresses, 1):
         sock = trio.socket.socket(family, kind, protocol)
         try:

@@ -1,4 +1,4 @@
-"""What a file of a picture or a sound says of itself, without decoding it: its form, a picture's size. Pure."""
+"""Recognises files of pictures and sounds without decoding them: format, and a picture's size. Pure."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from uma.errors import BadRequest
 from uma.types import MAX_MEDIA, Request
 
 MAX_FILE_BYTES = 20 * 2**20
-"""Longest file of a picture or a sound."""
+"""Maximum size of a file of a picture or a sound."""
 MAX_REQUEST_BYTES = 64 * 2**20
-"""Maximum bytes of all files that one request has by their URLs or paths."""
+"""Maximum size of all files that one request names by URL or path."""
 MAX_PIXELS = 2**25
 """Maximum pixels of a picture: 8,192 x 4,096. Decoded they take 96 MiB."""
 PICTURES = ("PNG", "JPEG", "GIF", "BMP")
-"""Pictures that are decoded; of an animated GIF the first picture. WebP too, where Pillow is installed."""
+"""Formats of pictures that are decoded; of an animated GIF the first frame. WebP too, where Pillow is installed."""
 SOUNDS = ("WAV", "MP3", "FLAC")
-"""Sounds that are decoded."""
+"""Formats of sounds that are decoded."""
 
 _BLANKS = str.maketrans("", "", "\t\n\f\r ")
 _MARKS = (
@@ -39,20 +39,20 @@ _MARKS = (
     (b"II*\0", 0, b"", "TIFF"),
     (b"MM\0*", 0, b"", "TIFF"),
 )
-"""Beginning, place of a second mark and that mark, and what such a file is."""
+"""Magic bytes at the beginning, place of a second mark, that mark, and the name of the format."""
 _JPEG_SIZES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-"""JPEG's markers of segments that have the size."""
+"""JPEG markers of segments that state the size."""
 
 
 def check_count(request: Request) -> None:
-    """Raise `BadRequest` where a request has too many files; before any of them is fetched or read."""
+    """Raise `BadRequest` where a request has too many files. Called before any is fetched or read."""
     if (count := sum(1 for _ in request.placed_media())) > MAX_MEDIA:
         place = "messages" if request.prompt is None else "prompt"
         raise BadRequest.at(place, f"{count:,} pictures and sounds are over the limit of {MAX_MEDIA}")
 
 
 def file_of(text: str, field: str) -> bytes:
-    """The file that base64 stands for, in lines, with blanks or without padding too, as WHATWG's data URLs have it.
+    """The file that a base64 text encodes; white space and missing padding are accepted, as in WHATWG's data URLs.
 
     Raises `BadRequest`.
     """
@@ -66,7 +66,7 @@ def file_of(text: str, field: str) -> bytes:
 
 
 def over_limit(field: str, left: int) -> BadRequest:
-    """The error for a file that is longer than one can be, or than the `left` bytes that its request's others leave."""
+    """Error for a file over the limit for one file, or over the `left` bytes that the request's other files leave."""
     if left >= MAX_FILE_BYTES:
         return BadRequest.at(field, f"is over the limit of {MAX_FILE_BYTES:,} bytes for a file")
     return BadRequest.at(
@@ -77,8 +77,8 @@ def over_limit(field: str, left: int) -> BadRequest:
 
 
 def check_file(data: bytes, field: str, *, sees: bool, hears: bool) -> str:
-    """Name of a file's format, which the model takes. Raises `BadRequest` for what is
-    none by its first bytes, or a picture that says it is too large.
+    """Name of a file's format. Raises `BadRequest` where the first bytes are of no format that the model takes, or
+    state a picture that is too large.
     """
     form = form_of(data)
     taken = (PICTURES if sees else ()) + (SOUNDS if hears else ())
@@ -102,17 +102,17 @@ def check_file(data: bytes, field: str, *, sees: bool, hears: bool) -> str:
 
 
 def form_of(data: bytes) -> str:
-    """Name of a file's format by its first bytes; empty where it is not recognized."""
+    """Name of a file's format by its first bytes; empty where it is unknown."""
     for first, at, mark, what in _MARKS:
         if data.startswith(first) and data.startswith(mark, at):
             return what
-    # A frame of MPEG audio without a tag before it: eleven bits, and a layer, which is not AAC's.
+    # A frame of MPEG audio without a tag before it: eleven sync bits, and a layer other than AAC's.
     is_mp3 = len(data) > 1 and data[0] == 0xFF and data[1] & 0xE0 == 0xE0 and data[1] & 0x06
     return "MP3" if is_mp3 else ""
 
 
 def size_of(data: bytes) -> tuple[int, int] | None:
-    """Width and height as the file says them; None where it is too short or broken."""
+    """Width and height that the file states; None where it is too short or broken."""
     try:
         match form_of(data):
             case "PNG":

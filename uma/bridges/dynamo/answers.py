@@ -1,6 +1,6 @@
-"""A worker's answers as Dynamo's frontends ask for them: a request's fields come in, chunks go out.
+"""Answers of a worker: a frontend's request fields come in, chunks go out.
 
-Nothing of Dynamo is needed for that.
+Imports nothing of Dynamo.
 """
 
 from __future__ import annotations
@@ -23,24 +23,25 @@ _log = logging.getLogger("uma.bridges.dynamo")
 
 @attrs.define(eq=False)
 class DynamoAnswers:
-    """All that run, on the asyncio loop."""
+    """All running requests of a worker, on the asyncio loop."""
 
     _host: EngineHost
     _bos: int | None
-    """What begins each text, where the model wants that."""
+    """Token that begins each text, where the model wants one."""
     _show_blocks: Callable[[int], None] = attrs.field(default=lambda added: None)
-    """Called with how many tokens were put before a request's, once it has been given to the engine."""
+    """Called with the number of tokens that were put before a request's own, once the engine has the request."""
     violations: int = attrs.field(default=0, init=False)
-    """Answers that broke the contract."""
+    """Number of answers that broke the contract."""
     _jobs: dict[str, list[DynamoJob]] = attrs.field(factory=dict, init=False)
-    """Running requests by Dynamo's id, the oldest first: a migration can bring one back before its first ends."""
+    """Running requests by Dynamo's id, the oldest first: a migration can bring a request back before its first run
+    ends."""
     _ids: count[int] = attrs.field(factory=lambda: count(1), init=False)
     _named: set[str] = attrs.field(factory=set, init=False)
-    """Fields that were named as ignored."""
+    """Ignored fields that were already logged."""
 
     async def generate(self, fields: dict[str, Any], id: str) -> AsyncGenerator[dict[str, Any], None]:
-        """Answer one request, in chunks of all tokens that are ready. Raises `UmaError`; the frontend's probe is
-        answered where no other request would be. To be closed when it is left.
+        """Answer one request, in chunks of all tokens that are ready. A frontend's health probe is answered ahead of
+        all requests. Raises `UmaError`. Close the generator when leaving it.
         """
         if is_health_check(fields):
             yield await self._probe()
@@ -59,8 +60,8 @@ class DynamoAnswers:
             while events := await job.next():
                 for chunk in maker.of(events):
                     if "finish_reason" in chunk:
-                        # The last item's generator can be closed much later: nothing is left to be freed by then. All
-                        # items before it have been taken: a drain that ended earlier would lose them.
+                        # Free everything before the last chunk: the generator can be closed much later. And not
+                        # earlier: a drain that ended before all chunks were taken would lose them.
                         self._forget(id, job)
                         job.leave()
                     yield chunk
@@ -83,13 +84,15 @@ class DynamoAnswers:
                 job.cancel()
 
     def abort(self, id: str) -> None:
-        """Free a request whose client is gone; of several with this id the oldest, which is the one that broke off."""
+        """Free a request whose client has disconnected. Of several with this id it is the oldest, whose connection
+        broke.
+        """
         if jobs := self._jobs.get(id):
             self._forget(id, job := jobs[0])
             job.cancel()
 
     def _forget(self, id: str, job: DynamoJob) -> bool:
-        """Whether the job was still running."""
+        """Remove a job. Returns whether it was still running."""
         jobs = self._jobs.get(id, [])
         if job not in jobs:
             return False

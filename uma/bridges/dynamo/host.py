@@ -1,8 +1,8 @@
 """An engine on a Trio thread of its own, for an asyncio program: requests go over, batches of events come back.
 
-Dynamo's loop is asyncio's. The two meet in `TrioToken.run_sync_soon` and `loop.call_soon_threadsafe` alone. Trio's
-guest mode would run the engine on Dynamo's own loop; a thread keeps the engine's deadlines and deliveries apart from
-whatever holds up that loop.
+Dynamo runs on asyncio. The two loops meet only in `TrioToken.run_sync_soon` and `loop.call_soon_threadsafe`. Not Trio's
+guest mode on Dynamo's own loop: with a thread, whatever blocks that loop does not delay the engine's deadlines and
+deliveries.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from uma.net.logfmt import log
 from uma.types import Finished, Health, Prompt, Request, Token
 
 Background = Callable[[Engine], Awaitable[None]]
-"""Runs beside the engine on its Trio thread, until the engine ends."""
+"""A task that runs beside the engine on its Trio thread, until the engine ends."""
 
 _log = logging.getLogger("uma.bridges.dynamo")
 
@@ -43,7 +43,7 @@ class DynamoJob:
     _is_left: bool = attrs.field(default=False, init=False)
 
     def put(self, event: Prompt | Token | Finished | UmaError | None) -> None:
-        """Hand an event over; None is the end."""
+        """Pass an event on; None is the end."""
         self._events.append(event)
         self._host.loop.call_soon_threadsafe(self._arrived.set)
 
@@ -65,18 +65,18 @@ class DynamoJob:
         return ready
 
     def leave(self) -> None:
-        """The reader has had all there is: a drain waits for it no longer. Harmless when repeated."""
+        """The reader has taken all events, so a drain no longer waits for it. Harmless when repeated."""
         if not self._is_left:
             self._is_left = True
             self._host.job_left()
 
     def cancel(self) -> None:
-        """End the request: by the next tick its sequence and cells are free."""
+        """Cancel the request: by the next tick its sequence and cells are free."""
         self.leave()
         self._host.call(self._scope.cancel)
 
     def lose(self) -> None:
-        """Called on the Trio thread where the engine ends before the request began."""
+        """End the job with an error where the engine ends before the request began. Called on the Trio thread."""
         self.put(ShuttingDown("the worker stopped before the request began"))
         self.put(None)
 
@@ -92,13 +92,13 @@ class DynamoJob:
                         if isinstance(event, Prompt | Token | Finished):
                             self.put(event)
         except UmaError as error:
-            # As for all ends of the worker: an answer that its engine's fault broke off can go on elsewhere.
+            # `ShuttingDown` has the frontend migrate the request: another worker can continue the answer.
             self.put(ShuttingDown("the worker's engine failed") if engine.worker.has_failed else error)
         except Exception as fault:  # noqa: BLE001  (the request's own; other requests go on)
             log(_log, logging.ERROR, "dynamo.internal_error", request=request.id, fault=fault)
             self.put(InternalError("the request failed in the worker; its log has the traceback"))
         except BaseException:
-            # The engine ends under the request. Without an error the frontend would take what came for the whole.
+            # The engine ends before the request does. Without an error the frontend would take the part for the whole.
             self.put(ShuttingDown("the worker stopped before the answer ended"))
             raise
         finally:
@@ -112,9 +112,9 @@ class EngineHost:
     config: RuntimeConfig
     background: tuple[Background, ...] = ()
     on_fault: Callable[[], None] = attrs.field(default=lambda: None)
-    """Called on the loop where the engine ended by a fault while it served."""
+    """Called on the loop where a fault ended the engine after its start."""
     fault: BaseException | None = attrs.field(default=None, init=False)
-    """What ended the engine, once it had started."""
+    """The exception that ended the engine after its start."""
     loop: asyncio.AbstractEventLoop = attrs.field(init=False)
     times: RequestTimes = attrs.field(factory=RequestTimes, init=False)
     """Times of finished requests. Belongs to the Trio thread."""
@@ -169,7 +169,7 @@ class EngineHost:
             nursery.cancel_scope.cancel()
 
     def call(self, function: Callable[..., Any], *args: Any) -> bool:
-        """Call something on the Trio thread, soon. From any thread; False once the engine has ended."""
+        """Call a function on the Trio thread, soon. From any thread; False once the engine has ended."""
         token = self._token
         if token is not None:
             try:
@@ -179,19 +179,19 @@ class EngineHost:
         return self._token is not None
 
     def run_beside(self, task: Callable[..., Awaitable[None]], *args: Any) -> None:
-        """Begin a task beside the engine, which is its first argument, until the engine ends."""
+        """Start a task beside the engine, with the engine as its first argument, until the engine ends."""
         self.call(self._begin, lambda: None, task, self._engine, *args)
 
     def _begin(self, lost: Callable[[], None], task: Callable[..., Awaitable[None]], *args: Any) -> None:
-        """Begin a task on the Trio thread; call `lost` instead where the engine is about to end."""
+        """Start a task on the Trio thread; call `lost` instead where the engine is about to end."""
         assert self._nursery is not None
         try:
             self._nursery.start_soon(task, *args)
-        except RuntimeError:  # it has ended; raised here, this would end the engine as a fault of Trio's
+        except RuntimeError:  # the nursery is closed; raised in Trio's callback, this would be a fault of the engine
             lost()
 
     def submit(self, request: Request) -> DynamoJob:
-        """Begin a request. Raises `ShuttingDown` once the end has begun."""
+        """Start a request. Raises `ShuttingDown` once the worker is draining."""
         job = DynamoJob(self)
         if self._is_draining or not self.call(self._begin, job.lose, job.run, self._engine, request):
             raise ShuttingDown("the worker is stopping and takes no new requests")
@@ -199,13 +199,15 @@ class EngineHost:
         return job
 
     def job_left(self) -> None:
-        """A job's reader has left it."""
+        """Note that a job's reader has left it."""
         self._running -= 1
         if self._running == 0:
             self._idle.set()
 
     async def health(self) -> Health:
-        """A probe, before all other requests. Raises `UmaError`, which is `ShuttingDown` once the end has begun."""
+        """Health probe, ahead of all other requests. Raises `UmaError`, which is `ShuttingDown` once the worker is
+        draining.
+        """
         found: asyncio.Future[Health] = self.loop.create_future()
 
         def tell(health: Health | None) -> None:
@@ -230,7 +232,7 @@ class EngineHost:
         return await found
 
     async def close(self, drain_sec: float) -> None:
-        """Take no more requests, let those running end and be read within `drain_sec`, then end the engine. Can be
+        """Accept no more requests, give running ones `drain_sec` to end and to be read, then end the engine. Can be
         repeated.
         """
         self._is_draining = True

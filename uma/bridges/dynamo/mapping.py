@@ -1,4 +1,4 @@
-"""Dynamo's requests as UMA's, and UMA's events as Dynamo's chunks. Pure."""
+"""Translates Dynamo's requests to UMA's, and UMA's events to Dynamo's chunks. Pure."""
 
 from __future__ import annotations
 
@@ -34,12 +34,13 @@ NO_ECHO = (
     "output_options.prompt_logprobs: echo is not available in this worker; for prompt log probabilities, name "
     "engine_data in nvext.extra_fields"
 )
-"""The frontend sends `echo` as `prompt_logprobs` and nothing else, and would answer without the prompt."""
+"""Refusal of `echo`: the frontend sends it as `prompt_logprobs` and nothing else, and would answer without the
+prompt."""
 MIN_TARGET_MS = 1.0
-"""Minimum latency target: the engine takes none of 0."""
+"""Minimum latency target: the engine does not accept 0."""
 OWN_ANNOTATION = "uma."
-"""Prefix of the annotations (`nvext.annotations`) that are for this worker. Annotations are the one field of a client's
-choosing that Dynamo 1.6's KV router passes on as it stands."""
+"""Prefix of annotations (`nvext.annotations`) that are meant for this worker. Annotations are the only client-defined
+field that Dynamo 1.6's KV router passes on unchanged."""
 
 _TARGET = re.compile(r"uma\.(target_ttft_ms|target_tbt_ms):(\d{1,9}(?:\.\d{1,9})?)")
 
@@ -56,22 +57,22 @@ _SAME_NAME = (
 
 @attrs.frozen
 class MappedRequest:
-    """A request, and what its answer must be checked against."""
+    """A request for the engine, and what is needed to check its answer."""
 
     request: Request
     prompt_tokens: int
     """Prompt tokens as the frontend counts them."""
     added_tokens: int
-    """Put before them here: the beginning of text."""
+    """Number of tokens that the worker puts before the prompt: the beginning of text."""
     ignored: tuple[str, ...]
-    """Fields that this contract does not have."""
+    """Fields that the contract does not have."""
 
 
 def asked(fields: Mapping[str, Any], info: ServerInfo, id: str, bos: int | None) -> MappedRequest:
-    """The request that a frontend's `fields` ask for. Raises `BadRequest` with a line for each wrong field.
+    """The engine's request for a frontend's `fields`. Raises `BadRequest` with a line for each wrong field.
 
-    `bos` goes before tokens that do not begin with it: the frontend adds none. What was not asked for is the engine's
-    default.
+    `bos` is put before tokens that do not begin with it, because the frontend adds none. Absent fields have the
+    engine's defaults.
     """
     wanted = parse_request(
         fields,
@@ -93,10 +94,10 @@ def asked(fields: Mapping[str, Any], info: ServerInfo, id: str, bos: int | None)
 
 
 def end_of_what_is_left(fields: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The only chunk of an answer that a migration has left nothing of; None where tokens are left.
+    """The only chunk of a migrated request that has no tokens left to generate; None where some are left.
 
-    The frontend takes what has come off `max_tokens`, and a worker can die between its last token and the end that
-    follows it. Of clients the frontend takes no `max_tokens` of 0.
+    The frontend subtracts the tokens that it has received from `max_tokens`, and a worker can die between its last
+    token and the end that follows. The frontend itself refuses a client's `max_tokens` of 0.
     """
     stop = fields.get("stop_conditions")
     left = stop.get("max_tokens") if isinstance(stop, Mapping) else None
@@ -108,7 +109,7 @@ def end_of_what_is_left(fields: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _problems(wanted: PreprocessedRequest) -> Iterator[str]:
-    """What is right in the contract, but not to be had from this engine, as lines."""
+    """Lines about fields that are valid in the contract, but unsupported by this engine."""
     unavailable = _unavailable(wanted)
     yield from (f"{path}: {NOT_HERE}" for path in unavailable)
     if wanted.output_options.prompt_logprobs is not None and "engine_data" not in _extra_fields(wanted):
@@ -119,7 +120,7 @@ def _problems(wanted: PreprocessedRequest) -> Iterator[str]:
     for annotation in _own_annotations(wanted):
         if not _TARGET.fullmatch(annotation):
             yield f"annotations: {annotation[:60]!r} must be uma.target_ttft_ms:N or uma.target_tbt_ms:N, with N in ms"
-    # The engine's own bounds are closer in some fields.
+    # Some bounds of the engine are narrower than the contract's.
     for make in (_grammar, _figures):
         try:
             make(wanted)
@@ -129,7 +130,7 @@ def _problems(wanted: PreprocessedRequest) -> Iterator[str]:
 
 
 def _extra_fields(wanted: PreprocessedRequest) -> Sequence[Any]:
-    """The fields of `nvext` that the client wants to see in the answer."""
+    """Fields of `nvext` that the client wants in the answer."""
     nvext = (wanted.extra_args or {}).get("nvext")
     named = nvext.get("extra_fields") if isinstance(nvext, dict) else None
     return named if isinstance(named, list) else ()
@@ -160,11 +161,11 @@ def _unavailable(wanted: PreprocessedRequest) -> list[str]:
 _NOT_TOKENS = (
     "prefill_result", "bootstrap_info", "encoder_result", "multi_modal_data", "mm_processor_kwargs", "prompt_embeds",
 )  # fmt: skip
-"""Fields by which a prompt is more than its tokens: computed elsewhere, or with media."""
+"""Fields of prompts that are more than tokens: with media, or prefilled elsewhere."""
 
 
 _GUIDED = {"regex": "regex", "choice": "choice", "json_schema": "json", "gbnf": "grammar"}
-"""Forms of a grammar, and what a frontend calls them."""
+"""The frontend's name for each form of a grammar."""
 PLACES = {
     **{name: f"sampling_options.{name}" for name in (*_SAME_NAME, "seed")},
     **{name: f"stop_conditions.{name}" for name in ("max_tokens", "min_tokens", "ignore_eos", "stop")},
@@ -174,11 +175,13 @@ PLACES = {
     **{f"grammar.{name}": f"sampling_options.guided_decoding.{own}" for name, own in _GUIDED.items()},
     **{name: f"sampling_options.guided_decoding.{own}" for name, own in _GUIDED.items()},
 }
-"""Where a frontend's request has a field of `SamplingParams`."""
+"""Path in a frontend's request for each field of `SamplingParams`."""
 
 
 def _figures(wanted: PreprocessedRequest) -> SamplingParams:
-    """All but the grammar. Raises `ValueError` with a line for each field that the engine does not take."""
+    """Sampling parameters, without the grammar. Raises `ValueError` with a line for each field that the engine does not
+    accept.
+    """
     options, stop = wanted.sampling_options, wanted.stop_conditions
     given: dict[str, Any] = {name: getattr(options, name) for name in _SAME_NAME}
     given |= {
@@ -196,7 +199,7 @@ def _figures(wanted: PreprocessedRequest) -> SamplingParams:
 
 
 def _grammar(wanted: PreprocessedRequest) -> Grammar | None:
-    """Raises `ValueError` as `_figures` does."""
+    """The grammar. Raises `ValueError` as `_figures` does."""
     guided = wanted.sampling_options.guided_decoding
     if guided is None:
         return None
@@ -210,7 +213,9 @@ def _grammar(wanted: PreprocessedRequest) -> Grammar | None:
 
 
 def _slo(wanted: PreprocessedRequest) -> Slo:
-    """The targets of `nvext.router` and of UMA's annotations, which prevail. 0 asks for the lowest latency there is."""
+    """Latency targets of `nvext.router` and of UMA's annotations, which take precedence. 0 asks for the lowest possible
+    latency.
+    """
     router = wanted.router or RouterParams()
     targets = {"target_ttft_ms": router.ttft_target, "target_tbt_ms": router.itl_target}
     for target in filter(None, map(_TARGET.fullmatch, _own_annotations(wanted))):
@@ -219,12 +224,12 @@ def _slo(wanted: PreprocessedRequest) -> Slo:
 
 
 def _own_annotations(wanted: PreprocessedRequest) -> list[str]:
-    """The annotations that name this worker; all others are the frontend's."""
+    """Annotations that name this worker; all others are for the frontend."""
     return [annotation for annotation in wanted.annotations or () if annotation.startswith(OWN_ANNOTATION)]
 
 
 def _lane(wanted: PreprocessedRequest) -> Literal[-1, 0, 1]:
-    """Lane by `priority` of `nvext.agent_hints`; else by `latency_sensitivity`, which comes as `priority_jump`."""
+    """Lane by `priority` in `nvext.agent_hints`, else by `latency_sensitivity`, which arrives as `priority_jump`."""
     routing = wanted.routing
     hint = (routing.priority or routing.priority_jump or 0) if routing is not None else 0
     if not hint:
@@ -242,21 +247,21 @@ _REASONS: dict[str, OutputFinishReason] = {
 
 @attrs.define
 class Chunks:
-    """One answer's chunks, each checked against the contract before it leaves.
+    """Chunks of one answer, each checked against the contract before it is sent.
 
-    A token's id leaves together with its whole text: where the worker dies, the frontend sends the ids that it has to
-    another one as prompt, and text that the first still held would be lost.
+    A token's id is sent only together with its whole text. If the worker dies, the frontend sends the ids that it has
+    to another worker as a prompt, and text that this one still held would be lost.
     """
 
     asked: MappedRequest
     _checker: OutputChecker
     _follower: TokenFollower = attrs.field(factory=TokenFollower, init=False)
     _unsaid: list[Token] = attrs.field(factory=list, init=False)
-    """Tokens of whose text the engine still holds some."""
+    """Tokens part of whose text the engine still holds."""
     _prompt: Prompt | None = attrs.field(default=None, init=False)
 
     def of(self, events: Sequence[Prompt | Token | Finished]) -> list[dict[str, Any]]:
-        """The chunks for events that came together: tokens whose text has come in one. Raises `ContractViolation`."""
+        """Chunks for events that came together: all tokens with complete text in one. Raises `ContractViolation`."""
         tokens: list[Token] = []
         chunks: list[BackendOutput] = []
         for event in events:
@@ -298,7 +303,7 @@ class Chunks:
         )
 
     def _prompt_logprobs(self) -> dict[str, Any]:
-        """Log probabilities of the frontend's prompt tokens, as Dynamo has them: by position and token id."""
+        """Log probabilities of the frontend's prompt tokens in Dynamo's form: by position and token id."""
         positions = None if self._prompt is None else self._prompt.logprobs
         if positions is None:
             return {}
@@ -308,7 +313,7 @@ class Chunks:
 
 
 def chunks_for(asked: MappedRequest, info: ServerInfo) -> Chunks:
-    """The maker of an answer's chunks."""
+    """`Chunks` for one answer."""
     return Chunks(asked, OutputChecker(info.model.vocab_size, asked.prompt_tokens))
 
 
@@ -336,7 +341,7 @@ def _top(found: Logprobs) -> tuple[TopLogprob, ...]:
 
 
 def chunk_of(output: BackendOutput) -> dict[str, Any]:
-    """A checked output as the chunk that Dynamo takes."""
+    """A checked output as a chunk for Dynamo."""
     chunk = {"index": 0, **unstructure(output), "token_ids": list(output.token_ids)}
     for name in ("tokens", "log_probs"):
         if name in chunk:

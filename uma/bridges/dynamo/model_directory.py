@@ -1,7 +1,8 @@
-"""The directory that a frontend needs of a model: config.json, tokenizer.json, tokenizer_config.json.
+"""Directory that a frontend needs for a model: config.json, tokenizer.json, tokenizer_config.json.
 
-Its name is a hash of its content, relative to where it is: workers of one model on different machines give the frontend
-the same name, and so the same card. It is written aside and renamed, so that workers that start together do not meet.
+Its name is a hash of its content, and relative to its location. So workers of one model on different machines give the
+frontend the same name, and therefore the same card. It is written under another name and renamed, so that workers that
+start at the same time do not collide.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
 
 @attrs.frozen
 class ModelFiles:
-    """What a frontend must know of a model."""
+    """Facts about a model that a frontend needs."""
 
     info: ModelInfo
     bos: int | None
@@ -32,9 +33,10 @@ class ModelFiles:
     tokenizer_json: str
 
     def contents(self) -> dict[str, str]:
-        """Each file's text. The same on every machine.
+        """Text of each file. The same on every machine.
 
-        `bos_token` is empty: the worker puts the beginning of text before a request's tokens, so no template should.
+        `bos_token` is empty: the worker puts the beginning of text before a request's tokens, so no template must write
+        it.
         """
         config = {
             "architectures": ["LlamaForCausalLM"],
@@ -62,7 +64,7 @@ def _json(value: dict[str, Any]) -> str:
 
 
 def write(base: Path, files: ModelFiles) -> str:
-    """Write the directory below `base` unless it is there; its name, relative to `base`."""
+    """Write the directory below `base` unless it exists. Returns its name, relative to `base`."""
     contents = files.contents()
     digest = hashlib.sha256("\0".join(f"{name}\0{text}" for name, text in sorted(contents.items())).encode())
     name = digest.hexdigest()[:32]

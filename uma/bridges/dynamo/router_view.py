@@ -1,4 +1,4 @@
-"""KV events for Dynamo's router, whose publisher has words for stored and removed blocks and none for a fresh start."""
+"""KV events for Dynamo's router, whose publisher can report stored and removed blocks, but not a snapshot."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from uma.contracts.events import AllBlocksCleared, BlockRemoved, BlockStored, Kv
 
 @attrs.define
 class RouterView:
-    """What the router was told, so that a snapshot can be told as the difference to it.
+    """Blocks that the router knows, so that a snapshot can be sent as the difference to them.
 
-    A block that is gone and still known to the router would draw requests to a worker that has to compute it again.
+    A block that is evicted, but still known to the router, would attract requests to a worker that must compute it
+    again.
     """
 
     _known: dict[int, None] = attrs.field(factory=dict, init=False)
-    """Names of blocks, each after its parent."""
+    """Hashes of blocks, each after its parent."""
 
     def events_for(self, missed: CatchUp) -> Iterator[BlockStored | BlockRemoved]:
-        """Events that bring the router to where `missed` leads, in this order."""
+        """Events that bring the router up to date with `missed`, in order."""
         events: Iterable[KvEvent] = missed.events
         if missed.is_snapshot:
             held = {name for event in events if isinstance(event, BlockStored) for name in event.block_hashes}
             yield from self._removed([name for name in self._known if name not in held])
-            # A snapshot's events hold one block each.
+            # Each event of a snapshot has one block.
             events = [
                 kv_event for kv_event in events if isinstance(kv_event, BlockStored) and not self._knows_all(kv_event)
             ]
@@ -44,7 +45,7 @@ class RouterView:
         return all(name in self._known for name in event.block_hashes)
 
     def _removed(self, names: Iterable[int]) -> Iterator[BlockRemoved]:
-        """Events of removed blocks: given parents first, they are told children first."""
+        """Events for removed blocks: `names` has parents first, the events have children first."""
         gone = tuple(names)[::-1]
         for name in gone:
             del self._known[name]

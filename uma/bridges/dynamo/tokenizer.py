@@ -1,7 +1,7 @@
-"""A GGUF's vocabulary as the tokenizer.json that a frontend needs, and the proof that both give the same ids.
+"""Converts a GGUF's vocabulary to the tokenizer.json that a frontend needs, and proves that both give the same ids.
 
-Byte-level BPE (`gpt2`), SentencePiece (`llama`) and WordPiece (`bert`) are made from the file's tables. Where a text of
-many scripts, or a word of the vocabulary, gives other ids than llama.cpp's, the model is not served with it.
+Byte-level BPE (`gpt2`), SentencePiece (`llama`) and WordPiece (`bert`) are built from the file's tables. If a text of
+many scripts, or a word of the vocabulary, gets other ids than llama.cpp gives, the model is not served.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ _QWEN35 = _QWEN2.replace(r"]?\p{L}+", r"]?[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{
 _WHOLE_WORDS = (
     "llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano",
 )  # fmt: skip
-"""Kinds of `tokenizer.ggml.pre` of which llama.cpp takes a word that is a token as it is, without any merges."""
+"""Values of `tokenizer.ggml.pre` for which llama.cpp takes a word that is a token as it is, without merges."""
 _SPLITS = {
     **dict.fromkeys(_WHOLE_WORDS, _LLAMA3),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "megrez"), _QWEN2),
     "qwen35": _QWEN35,
 }
-"""How text is cut before merging, by `tokenizer.ggml.pre`; others are cut as GPT-2 does."""
+"""Regular expression that splits text before merging, by `tokenizer.ggml.pre`; others are split as GPT-2 does."""
 _SINGLE_DIGITS = frozenset(
     {"starcoder", "refact", "command-r", "smollm", "codeshell", "exaone", "minerva-7b", "mellum2"}
 )
-"""Kinds of `tokenizer.ggml.pre` that cut as GPT-2 does after each digit was cut off by itself."""
+"""Values of `tokenizer.ggml.pre` that split as GPT-2 does, after splitting off each single digit."""
 MAX_WORDS = 2_000
 """Maximum number of the vocabulary's own words that are compared, each by itself."""
 
@@ -69,7 +69,7 @@ class _TokenizerFile:
 
 
 def make_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer of a GGUF file. Raises `ModelError` for a kind that cannot be converted."""
+    """Tokenizer of a GGUF file. Raises `ModelError` for a kind that cannot be converted."""
     file = _TokenizerFile(path)
     kind = file.get("model")
     if kind == "gpt2":
@@ -124,7 +124,7 @@ def _sentence_piece(file: _TokenizerFile) -> Tokenizer:
 
 
 def _word_piece(file: _TokenizerFile) -> Tokenizer:
-    """GGUF marks pieces that begin a word by `▁`; WordPiece marks the others, by `##`."""
+    """WordPiece tokenizer. GGUF marks pieces that begin a word (`▁`), WordPiece marks all others (`##`)."""
     lowercase = file.get("normalizer.lowercase") is not False
     strips = file.get("normalizer.strip_accents")
     vocab = {
@@ -150,7 +150,7 @@ def _word_piece_of(token: str, kind: int) -> str:
 
 
 def _merges(vocab: dict[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """SentencePiece merges whichever pair makes the piece of the highest score; as a ranked list of pairs."""
+    """Merges as a ranked list of pairs. SentencePiece itself merges the pair whose piece has the highest score."""
     ranked: list[tuple[float, int, int, tuple[str, str]]] = []
     for piece, id in vocab.items():
         for cut in range(1, len(piece)):
@@ -165,7 +165,7 @@ def _vocab(file: _TokenizerFile) -> dict[str, int]:
 
 
 def _add_special(tokenizer: Tokenizer, file: _TokenizerFile) -> None:
-    # All at once: each call makes the library look for all of them anew.
+    # In one call: each call makes the library search for all of them again.
     tokenizer.add_tokens(
         [
             AddedToken(token, special=kind != USER_DEFINED, normalized=False)
@@ -176,17 +176,17 @@ def _add_special(tokenizer: Tokenizer, file: _TokenizerFile) -> None:
 
 
 def read_tokenizer(directory: Path) -> Tokenizer:
-    """The tokenizer.json of a directory that was given. Raises `ConfigError`."""
+    """Tokenizer of the tokenizer.json in the directory of `--tokenizer-dir`. Raises `ConfigError`."""
     path = directory / "tokenizer.json"
     try:
         return Tokenizer.from_str(path.read_text(encoding="utf-8"))
-    except Exception as error:  # (The library has no class of its own for what it cannot read.)
+    except Exception as error:  # (The library raises a bare `Exception`.)
         raise ConfigError(f"--tokenizer-dir: {path}: {error}") from error
 
 
 def check_tokenizer(tokenizer: Tokenizer, reference: Callable[[str], Sequence[int]], what: str) -> None:
-    """Raise `ModelError`, naming the first difference, where `tokenizer`, which is `what`, gives other ids than
-    llama.cpp's.
+    """Raise `ModelError`, naming the first difference, where `tokenizer` gives other ids than llama.cpp. `what`
+    describes the tokenizer for the message.
     """
     specials = [token.content for _, token in sorted(tokenizer.get_added_tokens_decoder().items())]
     between_words = "word".join(["", *(f" {special} a{special}" for special in specials), "."])
@@ -202,9 +202,9 @@ def check_tokenizer(tokenizer: Tokenizer, reference: Callable[[str], Sequence[in
 
 
 def _words(tokenizer: Tokenizer) -> list[str]:
-    """The texts of tokens that are words of ASCII letters, from all over the vocabulary.
+    """Texts of tokens that are words of ASCII letters, spread over the whole vocabulary.
 
-    A file can have words to which no merges lead.
+    A file can have words that no merges lead to.
     """
     texts = []
     for token in sorted(tokenizer.get_vocab(with_added_tokens=False)):

@@ -1,7 +1,7 @@
-"""The backend worker: `dynamo.common.backend.LLMEngine` over an engine on a Trio thread.
+"""Backend worker: `dynamo.common.backend.LLMEngine` over an engine on a Trio thread.
 
-The only module that imports Dynamo. Its async methods run on Dynamo's asyncio loop; some callbacks come on its Rust
-threads, and only store what they are given.
+The only module that imports Dynamo. Its async methods run on Dynamo's asyncio loop. Some callbacks come on Dynamo's
+Rust threads, and only store their arguments.
 """
 
 from __future__ import annotations
@@ -62,20 +62,20 @@ from uma.protocol.converter import unstructure
 from uma.wrong import renamed
 
 MAX_DRAIN_SEC = 20.0
-"""Maximum time for running requests at the end."""
+"""Maximum time for running requests to end at shutdown."""
 ENGINE_END_SEC = 5.0
-"""Time that the engine has to end after them."""
+"""Time reserved for the engine to end after them."""
 POLL_SEC = 0.1
-"""Interval at which the load is looked at; it is published on a change, and every second."""
+"""Interval at which the load is checked; it is published on a change, and every second."""
 SLACK_MS = 200
-"""Maximum time before the second is over at which a look counts for it: the next can come late."""
+"""Maximum time by which the report of each second is early: the next check can come late."""
 
 _log = logging.getLogger("uma.bridges.dynamo")
 
 
 @attrs.frozen
 class WorkerOptions:
-    """Where a worker registers, and as what."""
+    """Name and address under which a worker registers."""
 
     namespace: str
     component: str | None
@@ -90,22 +90,22 @@ class WorkerOptions:
 
 @attrs.frozen
 class Card:
-    """What is known of the model before it is loaded."""
+    """Facts about the model that are known before it is loaded."""
 
     directory: str
-    """Relative to the working directory, which is the same on every machine."""
+    """Model directory, relative to the working directory, so that it is the same on every machine."""
     bos: int | None
     context_length: int
 
 
 def run_worker(config: RuntimeConfig, options: WorkerOptions) -> NoReturn:
-    """Serve until SIGTERM or SIGINT, which Dynamo's runtime answers, and end the process: with exit code 1 where the
+    """Serve until SIGTERM or SIGINT, which Dynamo's runtime handles, then end the process, with exit code 1 where the
     engine failed.
     """
     for name in ("DYN_TCP_RPC_HOST", "DYN_SYSTEM_HOST", "DYN_EVENT_PLANE_HOST"):
         os.environ.setdefault(name, options.host)
     card, name = _prepare(config, options)
-    # asyncio's own answer to SIGINT would cancel everything instead of draining.
+    # asyncio's own SIGINT handler would cancel everything instead of draining.
     signal.signal(signal.SIGINT, lambda *_: None)
 
     backend = UmaBackend(config, options, card, name)
@@ -114,7 +114,7 @@ def run_worker(config: RuntimeConfig, options: WorkerOptions) -> NoReturn:
         return backend, _worker_config(options, card, name)
 
     run(UmaBackend, [], make)
-    # Dynamo's threads outlive `run`. One that reaches for Python while the interpreter ends would abort the process.
+    # Dynamo's threads outlive `run`. One that calls Python while the interpreter ends would abort the process.
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -122,7 +122,7 @@ def run_worker(config: RuntimeConfig, options: WorkerOptions) -> NoReturn:
 
 
 def _prepare(config: RuntimeConfig, options: WorkerOptions) -> tuple[Card, str]:
-    """Write the model's directory, having proven its tokenizer, and go where its name is relative to."""
+    """Check the tokenizer, write the model's directory, and change to the directory that its name is relative to."""
     path = resolve(config.model, os.environ).path
     with Model.load(path, vocab_only=True) as model:
         if not model.is_causal:
@@ -154,10 +154,10 @@ def _prepare(config: RuntimeConfig, options: WorkerOptions) -> tuple[Card, str]:
 
 
 def _cache_folder() -> Path:
-    """UMA's folder in `$XDG_CACHE_HOME`. Raises `ConfigError` for a user without one and without a home."""
+    """UMA's folder in `$XDG_CACHE_HOME`. Raises `ConfigError` for a user without that and without a home."""
     named = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
-        # The XDG specification has a relative path ignored.
+        # The XDG specification says to ignore a relative path.
         return (named if named.is_absolute() else Path.home() / ".cache") / "uma"
     except RuntimeError:
         raise ConfigError("XDG_CACHE_HOME: name a folder for the model's files; this user has no home") from None
@@ -178,7 +178,7 @@ def _worker_config(options: WorkerOptions, card: Card, name: str) -> WorkerConfi
 
 
 class UmaBackend(LLMEngine):  # type: ignore[misc]
-    """One engine as a Dynamo backend. See `dynamo.common.backend.LLMEngine` for the order of calls."""
+    """One engine as a Dynamo backend. `dynamo.common.backend.LLMEngine` documents the order of calls."""
 
     def __init__(self, config: RuntimeConfig, options: WorkerOptions, card: Card, name: str) -> None:
         self._options, self._card, self._name = options, card, name
@@ -189,18 +189,18 @@ class UmaBackend(LLMEngine):  # type: ignore[misc]
         self._load: Any = None
         self._worker_id = 0
         self._report: LoadReport | None = None
-        """The load as last published. Replaced on the Trio thread, read on any."""
+        """Load as last published. Replaced on the Trio thread, read on any thread."""
         self._views: set[int] = set()
-        """Numbers of tokens that the worker puts before a request's: a view of KV blocks is published for each."""
+        """Numbers of tokens that the worker puts before requests; KV blocks are published once for each number."""
 
     @property
     def has_failed(self) -> bool:
-        """Whether the engine ended by a fault, with which the worker ends."""
+        """Whether a fault ended the engine. The worker ends with it."""
         return self._host.fault is not None
 
     @classmethod
     async def from_args(cls, argv: list[str] | None = None) -> NoReturn:
-        """Not used: `run_worker` makes the worker from UMA's own options."""
+        """Unused: `run_worker` makes the worker from UMA's own options."""
         raise NotImplementedError("start it by `uma worker`")
 
     async def start(self, worker_id: int) -> EngineConfig:
@@ -234,7 +234,7 @@ class UmaBackend(LLMEngine):  # type: ignore[misc]
             raise _mapped(error) from error
 
     async def abort(self, context: Any) -> None:
-        """Free a request whose client is gone; of several with this id the oldest, which is the one that broke off."""
+        """See `DynamoAnswers.abort`."""
         self._answers.abort(context.id())
 
     async def cleanup(self) -> None:
@@ -242,19 +242,19 @@ class UmaBackend(LLMEngine):  # type: ignore[misc]
         await self._host.close(drain_sec(os.environ))
 
     async def kv_event_sources(self) -> list[PushSource]:
-        """Events are pushed."""
+        """The source that KV events are pushed to."""
         return [PushSource(on_ready=self._on_kv_publisher)]
 
     def component_metrics_dp_ranks(self) -> list[int]:
-        """One rank."""
+        """The only rank."""
         return [0]
 
     def attach_snapshot_publisher(self, publisher: Any) -> None:
-        """Take the publisher of the load, on one of Dynamo's threads."""
+        """Store the publisher of the load. Called on one of Dynamo's threads."""
         self._load = publisher
 
     async def register_prometheus(self, metrics: Any) -> None:
-        """Add UMA's own counters to those of Dynamo."""
+        """Add UMA's counters to those of Dynamo."""
         metrics.register_prometheus_expfmt_callback(self._expose)
 
     def _expose(self) -> str:
@@ -271,10 +271,10 @@ class UmaBackend(LLMEngine):  # type: ignore[misc]
         return payload
 
     def _show_blocks(self, added_tokens: int) -> None:
-        """Have the router know the blocks that a request such as this one has, from now on.
+        """Have the KV blocks of requests with so many added tokens published to the router, from now on.
 
-        A frontend's tokens begin with the beginning of text where a template spells it; elsewhere this worker puts it
-        before them. The same cells are other blocks to either kind of request.
+        A frontend's tokens begin with the beginning of text where the chat template writes it; otherwise this worker
+        adds it. The same cells are different blocks for these two kinds of requests.
         """
         if added_tokens not in self._views:
             self._views.add(added_tokens)
@@ -283,7 +283,7 @@ class UmaBackend(LLMEngine):  # type: ignore[misc]
     # On the Trio thread
 
     async def _publish_kv(self, engine: Engine, skip: int) -> None:
-        """Pass KV events on, without the first `skip` tokens of each sequence: they were put there by this side."""
+        """Publish KV events without the first `skip` tokens of each sequence, which the worker has added."""
         feed = engine.kv_events(self._options.block_size, skip=skip)
         while self._kv is None:  # noqa: ASYNC110  (it comes from a thread of Dynamo's, once)
             await trio.sleep(POLL_SEC)
@@ -327,10 +327,10 @@ class UmaBackend(LLMEngine):  # type: ignore[misc]
 
 
 def drain_sec(environ: Mapping[str, str]) -> float:
-    """Time that running requests have at the end.
+    """Maximum time for running requests to end at shutdown.
 
-    Dynamo ends the process with exit code 911 when its timeout is over, of which its own grace period is a part. Its
-    defaults stand for what it cannot read either.
+    Dynamo ends the process with exit code 911 once its timeout is over, which includes its own grace period. For values
+    that Dynamo cannot parse, its defaults hold.
     """
     timeout = _seconds(environ, "DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT", 30.0)
     grace = _seconds(environ, "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS", 5.0)
@@ -346,9 +346,9 @@ def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
 
 
 def _end_process() -> None:
-    """End this worker as a signal from outside does: Dynamo's runtime takes it out of routing first.
+    """End this worker by a signal, as from outside: Dynamo's runtime then takes it out of routing first.
 
-    Without its engine it would stay registered, and be sent requests that it can only refuse.
+    Without its engine it would stay registered, and get requests that it can only refuse.
     """
     os.kill(os.getpid(), signal.SIGTERM)
 
@@ -358,7 +358,7 @@ def _unix_ms() -> int:
 
 
 def _component_snapshot(report: LoadReport, figures: Mapping[str, Any]) -> ComponentSnapshot:
-    """What Dynamo has of a report. A hit rate that nothing was asked for yet is none, not 0."""
+    """Dynamo's form of a report. A hit rate before any request is unknown, not 0."""
     kv, has_asked = report.kv_stats, figures["cache_hits"] + figures["cache_misses"] > 0
     return ComponentSnapshot(
         kv_used_blocks=kv.kv_active_blocks,
@@ -370,9 +370,11 @@ def _component_snapshot(report: LoadReport, figures: Mapping[str, Any]) -> Compo
 
 
 def _mapped(error: Exception) -> Exception:
-    """The error as Dynamo's frontend turns it into a status: the client's mistakes as 400, a full queue as 429.
+    """The exception that Dynamo's frontend turns into the right status: 400 for a client's mistake, 429 for a full
+    queue.
 
-    A `ValueError` would be the client's to the frontend; here it is a fault of this side, as all that is no `UmaError`.
+    Not a `ValueError`: the frontend takes that for the client's mistake. Any error that is not a `UmaError` is a bug on
+    this side.
     """
     if isinstance(error, BadRequest | PromptTooLarge | TemplateError):
         made: Exception = exceptions.InvalidArgument("\n".join(renamed(error.lines, PLACES)))

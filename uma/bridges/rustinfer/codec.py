@@ -1,6 +1,6 @@
-"""Bytes to requests and answers to bytes: JSON or MessagePack, told apart by the first byte and answered in kind.
+"""Parses requests and encodes answers: JSON or MessagePack, detected by the first byte, and answered in the same form.
 
-A JSON message begins with `{`, `"` or white space. In MessagePack these bytes are small numbers, which no message is.
+A JSON message begins with `{`, `"` or white space. In MessagePack these bytes are small integers, which no message is.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from uma.errors import BadRequest, InvalidJson
 
 JSON_STARTS = frozenset(b'{"[ \t\r\n')
 SEARCHED_BYTES = 512
-"""Bytes at the beginning and at the end of an oversized message that are searched for the request's id."""
+"""Bytes at either end of an oversized message that are searched for the request's id."""
 
 
 class WireForm(Enum):
-    """How a peer writes its messages."""
+    """Encoding of a peer's messages."""
 
     JSON = "JSON"
     NAMED = "MessagePack, structs as maps"
@@ -32,12 +32,12 @@ class WireForm(Enum):
 
 
 class RustInferMetricsQuery:
-    """The request for `EngineMetrics`."""
+    """Request for `EngineMetrics`."""
 
 
 @attrs.frozen
 class BadMessageError(Exception):
-    """A message that cannot be taken. `request_id` is the one it names, if it can be told."""
+    """A message that is refused. `request_id` is the id that it names, if it can be found."""
 
     reason: str
     form: WireForm
@@ -45,7 +45,7 @@ class BadMessageError(Exception):
 
 
 def decode(data: bytes) -> tuple[InferenceRequest | RustInferMetricsQuery, WireForm]:
-    """A server's message, and the form that it came in. Raises `BadMessageError`."""
+    """A server's message, and its encoding. Raises `BadMessageError`."""
     form = WireForm.JSON if data[:1] and data[0] in JSON_STARTS else WireForm.NAMED
     try:
         value = orjson.loads(data) if form is WireForm.JSON else msgpack.unpackb(data, strict_map_key=False)
@@ -72,7 +72,7 @@ def _inference(value: Any, form: WireForm) -> tuple[InferenceRequest, WireForm]:
 
 
 def _id_in(value: Any) -> str | None:
-    """A request's id, wherever a message that is otherwise wrong has it."""
+    """The id of a request, wherever it is in a message that is otherwise wrong."""
     if not isinstance(value, dict):
         return None
     found = value.get("request_id")
@@ -83,11 +83,11 @@ def _id_in(value: Any) -> str | None:
 
 _JSON_ID = re.compile(rb'"request_id"\s*:\s*"([^"\\]{1,128})"')
 _PACKED_ID = re.compile(rb"request_id(?:[\xa1-\xbf]|\xd9.)", re.DOTALL)
-"""The key and the head of the string after it, whose last byte has its length."""
+"""Key `request_id` and the header of the string after it; the last byte of the match has the string's length."""
 
 
 def refuse_oversized(data: bytes, limit: int) -> BadMessageError:
-    """Refusal of a message that is not even parsed: what is wrong, with the id found near its beginning or end."""
+    """Refusal of a message that is too large to be parsed, with the id found near its beginning or end."""
     form = WireForm.JSON if data[:1] and data[0] in JSON_STARTS else WireForm.NAMED
     ends = (data[:SEARCHED_BYTES], data[-SEARCHED_BYTES:])
     id = next((id for end in ends if (id := _id_near(end, form)) is not None), None)
@@ -107,8 +107,8 @@ def _id_near(data: bytes, form: WireForm) -> str | None:
 
 
 def encode(answer: Answer, form: WireForm) -> bytes:
-    """An answer in the form of its request."""
-    # serde writes structs by name, every field there, or compactly as lists of their fields' values.
+    """An answer in the encoding of its request."""
+    # serde writes a struct as a map of all its fields, or compactly as a list of their values.
     body = attrs.astuple(answer) if form is WireForm.COMPACT else attrs.asdict(answer)
     variant = ANSWER_VARIANTS.get(type(answer))
     whole = body if variant is None else {variant: body}

@@ -1,4 +1,4 @@
-"""Requests from RustInfer's servers to a `types.Source`, and answers back."""
+"""Passes requests of RustInfer's servers to a `types.Source`, and sends the answers back."""
 
 from __future__ import annotations
 
@@ -37,17 +37,19 @@ from uma.net.logfmt import log
 from uma.types import Finished, Request, RequestMetrics, SamplingParams, Source, Token
 
 TokenizeRendered = Callable[[str], Awaitable[tuple[int, ...]]]
-"""Token ids of a prompt that has its chat template applied: spellings of special tokens are these tokens."""
+"""Token ids of a prompt to which the chat template was applied: spellings of special tokens are parsed as these
+tokens."""
 
 OVERSIZE_FACTOR = 4
-"""Messages up to this many times the limit are refused with an error; a peer that sends a longer one is hung up on."""
+"""Messages of up to this many times the limit are refused with an error. A peer that sends a longer one is
+disconnected."""
 
 _log = logging.getLogger("uma.bridges.rustinfer")
 
 
 @attrs.frozen
 class Caller:
-    """Where an answer goes, and in which form."""
+    """Address of an answer, and its encoding."""
 
     to: Envelope
     form: WireForm
@@ -62,11 +64,11 @@ class RustInferEngine:
     socket: RouterSocket
     max_message_bytes: int
     max_peer_requests: int
-    """Requests of one peer, running and waiting; more are refused."""
+    """Maximum requests of one peer, running and waiting; further ones are refused."""
     drain_timeout_sec: float
     times: RequestTimes = attrs.field(factory=RequestTimes, init=False)
     violations: int = attrs.field(default=0, init=False)
-    """Answers of this side that broke the contract, and became errors."""
+    """Number of this side's answers that broke the contract, and were replaced by errors."""
     _running: dict[tuple[bytes, str], trio.CancelScope] = attrs.field(factory=dict, init=False)
     _connections: dict[int, set[tuple[bytes, str]]] = attrs.field(factory=dict, init=False)
     """Running requests by connection."""
@@ -75,7 +77,7 @@ class RustInferEngine:
     _draining: trio.Event = attrs.field(factory=trio.Event, init=False)
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve until `begin_drain`, and return once all requests have ended or `drain_timeout_sec` is over."""
+        """Serve until `begin_drain`. Returns once all requests have ended or `drain_timeout_sec` is over."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch)
             nursery.start_soon(self._receive, nursery)
@@ -87,14 +89,14 @@ class RustInferEngine:
         self.socket.close()
 
     def begin_drain(self) -> None:
-        """Refuse new requests; those running go on."""
+        """Refuse new requests; running ones go on."""
         self._draining.set()
         self._note_drained()
 
     async def _receive(self, nursery: trio.Nursery) -> None:
         while True:
             to, message = await self.socket.receive()
-            # A descriptor is used again by the next connection: hear of ends before a request counts for it.
+            # The next connection can reuse a descriptor: process ended connections before counting a request for it.
             self._bury()
             self._take(to, message, nursery)
 
@@ -113,7 +115,7 @@ class RustInferEngine:
         if isinstance(request, RustInferMetricsQuery):
             nursery.start_soon(self._tell_metrics, caller)
         elif (key := (to.peer, request.request_id)) in self._running:
-            # Never as a chunk: that would be read as the end of the stream that runs.
+            # Not as a chunk: the peer would take it for the end of the running stream.
             why = f"E_PROTO_BAD_REQUEST: request_id: {request.request_id!r} is running already"
             self._refuse(caller, request.request_id, why, nursery)
         elif (problem := self._objection(to.peer)) is not None:
@@ -124,7 +126,7 @@ class RustInferEngine:
             nursery.start_soon(self._serve, caller, request, key)
 
     def _objection(self, peer: bytes) -> str | None:
-        """Why no request of this peer is taken just now."""
+        """Why a request of this peer is refused now; None where it is accepted."""
         if self._draining.is_set():
             return "E_RUNTIME_SHUTDOWN: the engine is stopping and takes no new requests"
         if sum(other == peer for other, _ in self._running) >= self.max_peer_requests:
@@ -135,7 +137,7 @@ class RustInferEngine:
         nursery.start_soon(self._post, caller, InferenceResponse(id, "Error", None, None, 0, why, NO_METRICS))
 
     async def _watch(self) -> None:
-        """Free what vanished peers had running."""
+        """Cancel the requests of peers that have disconnected."""
         while True:
             await self.socket.something_ended()
             self._bury()
@@ -228,7 +230,7 @@ class RustInferEngine:
     async def _tell_metrics(self, caller: Caller) -> None:
         snapshot = await self.source.metrics()
         stats = engine_stats_of(snapshot, self.times, queue_capacity=self.source.info.limits.max_queue)
-        # The engine counts an answer that broke the contract as completed, or as cancelled.
+        # The engine has counted answers that broke the contract as completed or cancelled.
         stats = attrs.evolve(stats, failed_requests=stats.failed_requests + self.violations)
         await self._post(caller, RustInferMetrics(stats, cache_stats_of(snapshot)))
 
@@ -249,7 +251,7 @@ def _token(request: InferenceRequest, text: str, token_id: int | None) -> Stream
 
 
 def _last_output(event: Finished) -> BackendOutput:
-    """The end of an answer as the contract knows it; with all tokens where none came before."""
+    """End of an answer as the contract has it; with all tokens where it was not streamed."""
     prompt, completion = event.usage.prompt_tokens, event.usage.completion_tokens
     usage = CompletionUsage(prompt, completion, prompt + completion)
     return BackendOutput(event.token_ids or (), finish_reason=event.reason, completion_usage=usage)

@@ -1,6 +1,6 @@
-"""RustInfer's messages, field for field in the order of its Rust structs, which MessagePack's compact form relies on.
+"""RustInfer's messages, with fields in the order of its Rust structs, which MessagePack's compact form relies on.
 
-The wire's forms are serde's: an enum's variant with data is `{"Variant": data}`, one without is the word `"Variant"`.
+The forms are serde's: an enum's variant with data is `{"Variant": data}`, one without is the string `"Variant"`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Token = Annotated[int, Range(-(2**31), 2**31 - 1)]
 
 @attrs.frozen
 class InferenceRequest:
-    """A generation asked for. `prompt` has its chat template applied."""
+    """A generation request. `prompt` has its chat template applied."""
 
     request_id: Annotated[str, Length(1, 128)]
     prompt: Annotated[str, Text()]
@@ -33,12 +33,12 @@ class InferenceRequest:
     stop_sequences: Annotated[tuple[Annotated[str, Length(1)], ...], Length(0, 16, "strings")]
     stream: bool
     priority: Annotated[int, Range(-(2**31), 2**31 - 1)]
-    """0 normal, over 0 high, under 0 low."""
+    """Priority: 0 normal, over 0 high, under 0 low."""
 
 
 @attrs.frozen
 class InferenceMetrics:
-    """How one request was served."""
+    """Timings of one request."""
 
     prefill_ms: Size
     decode_ms: Size
@@ -53,7 +53,7 @@ NO_METRICS = InferenceMetrics(0, 0, 0, 0, 0.0, 0)
 
 @attrs.frozen
 class InferenceResponse:
-    """The answer to a request with `stream` false, and to what cannot be taken for a request."""
+    """Answer to a request with `stream` false, and to a message that cannot be parsed."""
 
     request_id: str
     status: Literal["Success", "Error"]
@@ -66,7 +66,7 @@ class InferenceResponse:
 
 @attrs.frozen
 class StreamChunk:
-    """A part of a streamed answer: a token, the end, or an error, whose text is in `finish_reason`."""
+    """Part of a streamed answer: a token, the end, or an error, whose text is in `finish_reason`."""
 
     request_id: str
     chunk_type: Literal["Token", "Done", "Error"]
@@ -78,7 +78,7 @@ class StreamChunk:
 
 @attrs.frozen
 class RustInferMetrics:
-    """The answer to a metrics query."""
+    """Answer to a metrics query."""
 
     engine: EngineStats
     cache: CacheStats
@@ -87,9 +87,9 @@ class RustInferMetrics:
 Answer = InferenceResponse | StreamChunk | RustInferMetrics
 
 ANSWER_VARIANTS: dict[type, str] = {InferenceResponse: "Inference", RustInferMetrics: "Metrics"}
-"""Variants of `EngineResponse`. A `StreamChunk` travels by itself."""
+"""Variants of `EngineResponse`. A `StreamChunk` is sent without one."""
 
 
 def by_name(values: list[Any], cls: type) -> dict[str, Any]:
-    """A struct that came as a list, as fields. What follows the known fields is a newer peer's, and ignored."""
+    """Fields of a struct that came as a list. Values after the known fields are a newer peer's, and ignored."""
     return dict(zip(hints_of(cls), values, strict=False))

@@ -1,7 +1,7 @@
-"""A ROUTER socket under Trio: messages in, messages out, and news of peers that are gone.
+"""A ROUTER socket under Trio, which also reports peers that have disconnected.
 
-ZeroMQ has one descriptor for all that happens to a socket, and tells only changes on it: whatever call has looked at
-the socket can have used the news up. So after each send the reader is woken where there is something to read.
+ZeroMQ has one descriptor for all events of a socket, and is edge-triggered: any call on the socket can consume an
+event. So after each send the receiving task is woken if there is something to read.
 """
 
 from __future__ import annotations
@@ -19,23 +19,26 @@ HEARTBEAT_MS = 1_000
 HEARTBEAT_TIMEOUT_MS = 5_000
 """Maximum silence of a peer, heartbeats included, before it counts as gone."""
 RETRY_SEC = 0.005
-"""A peer whose buffer is full is tried again after this: ZeroMQ does not tell when one peer's buffer has space."""
+"""Interval of attempts to send to a peer whose buffer is full: ZeroMQ does not report when one peer's buffer has
+space."""
 LATE_RETRY_SEC = 0.1
-"""Time until a send is tried again to a peer that has been full for long."""
+"""Interval of attempts to send to a peer that has stalled."""
 LINGER_MS = 500
 QUEUED_MESSAGES = 256
-"""Messages of one peer that ZeroMQ holds until the peer reads them. A full buffer has space again once half is read."""
+"""Maximum messages for one peer that ZeroMQ queues until the peer reads them. A full queue accepts messages again once
+half of it is read."""
 STALL_TIMEOUT_SEC = 30.0
-"""Maximum time for which a peer reads less than that half: behind a full buffer ZeroMQ sends no heartbeat either."""
+"""Maximum time that a peer takes to read that half. Heartbeats do not detect this, as none is sent behind a full
+queue."""
 
 
 @attrs.frozen
 class Envelope:
-    """A message's way back: the peer's identity, and what stood between it and the message (REQ's empty frame)."""
+    """Return address of a message: the peer's identity, and the frames before the message (REQ's empty frame)."""
 
     frames: tuple[bytes, ...]
     connection: int
-    """The descriptor of the peer's connection, by which ZeroMQ tells of its end."""
+    """Descriptor of the peer's connection, by which ZeroMQ reports its end."""
 
     @property
     def peer(self) -> bytes:
@@ -44,15 +47,15 @@ class Envelope:
 
 
 class PeerGoneError(Exception):
-    """The peer that a message was for is not connected any more."""
+    """The recipient of a message is no longer connected."""
 
 
 class PeerStalledError(Exception):
-    """The peer that a message was for is connected, and has not read for long."""
+    """The recipient of a message is connected, but has not read for too long."""
 
 
 class RouterSocket:
-    """A bound ROUTER socket. Belongs to one Trio thread; one task receives, any can send."""
+    """A bound ROUTER socket. Belongs to one Trio thread; one task receives, any task sends."""
 
     def __init__(
         self,
@@ -64,7 +67,7 @@ class RouterSocket:
     ) -> None:
         self._stall_timeout_sec = stall_timeout_sec
         self._sent_sec: dict[int, float] = {}
-        """When each connection has last taken a message."""
+        """Time at which each connection last accepted a message."""
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         for option, value in (
@@ -88,14 +91,14 @@ class RouterSocket:
         self.endpoint = self._socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
     def close(self) -> None:
-        """Hang up on all peers, once they have read what was sent or `LINGER_MS` are over."""
+        """Disconnect all peers, once they have read what was sent, or after `LINGER_MS`."""
         self._socket.disable_monitor()
         self._monitor.close(0)
         self._socket.close()
         self._context.term()
 
     async def receive(self) -> tuple[Envelope, bytes]:
-        """The next message. A cancelled wait loses none."""
+        """The next message. Cancelling the wait loses none."""
         while True:
             await trio.lowlevel.checkpoint_if_cancelled()
             try:
@@ -109,13 +112,13 @@ class RouterSocket:
                 return Envelope(tuple(envelope), connection), message
 
     async def _wait(self) -> None:
-        """Wait until something can have come."""
+        """Wait until a message can have come."""
         with trio.CancelScope() as self._nap:
             await trio.lowlevel.wait_readable(self._socket.fileno())
 
     async def send(self, to: Envelope, message: bytes) -> None:
-        """Send to a peer, waiting while its buffer is full. Raises `PeerGoneError`, and `PeerStalledError` where it
-        stays full.
+        """Send to a peer, and wait while its queue is full. Raises `PeerGoneError`, and `PeerStalledError` where the
+        queue stays full.
         """
         began = trio.current_time()
         while not self.try_send(to, message):
@@ -129,7 +132,7 @@ class RouterSocket:
             await trio.sleep(LATE_RETRY_SEC)
 
     def try_send(self, to: Envelope, message: bytes) -> bool:
-        """Send to a peer; False where its buffer is full. Raises `PeerGoneError`."""
+        """Send to a peer; False where its queue is full. Raises `PeerGoneError`."""
         try:
             self._socket.send_multipart([*to.frames, message], zmq.NOBLOCK)
         except zmq.Again:
@@ -145,7 +148,7 @@ class RouterSocket:
         return True
 
     def ended_connections(self) -> Iterator[int]:
-        """The descriptors of connections that have ended since the last call. Never waits."""
+        """Descriptors of connections that have ended since the last call. Never waits."""
         while _is_readable(self._monitor):
             event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
             if event["event"] == zmq.EVENT_DISCONNECTED:
@@ -153,7 +156,7 @@ class RouterSocket:
                 yield int(event["value"])
 
     async def something_ended(self) -> None:
-        """Wait until `ended_connections` can have news."""
+        """Wait until `ended_connections` can have new entries."""
         await trio.lowlevel.wait_readable(self._monitor.fileno())
 
 
