@@ -421,7 +421,7 @@ def test_an_input_that_cannot_be_read_to_its_end_costs_the_rows_before_nothing(
         whole = gzip.compress(b"".join(b'{"prompt": "%s"}\n' % each for each in (b"a", b"b", b"c", b"d")))
     file.write_bytes(whole[:-8] if name.endswith(".gz") else whole.replace(b'"c"', b'"c'))
     cut = batch(str(file), "--max-tokens", "5")
-    assert cut.returncode == 1
+    assert cut.returncode == 2
     assert re.search(rf"{name}: the input.* the rows before have results in .*the same command goes on", cut.stderr)
     kept = out.read_bytes()
     assert len(results(out)) >= 2
@@ -511,3 +511,20 @@ def test_what_is_wrong_with_a_row_is_told_with_what_helps(batch: Callable[..., A
     told = batch(str(rows([{"prompt": "a", "model": "smollm2"}, {"messages": messages}]))).stderr
     assert "model: 'smollm2' is not loaded here; 'builtin' is (--any-model takes such rows)" in told
     assert "messages[0].role: expected one of" in told and "; did you mean user?" in told
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("in.jsonl", '{"custom_id": "a", "prompt": "x"}\n' * 2, 'custom_id: "a" is that of row 1 and of row 2; reword'),
+        ("in.jsonl", '{"id": 7, "prompt": "x"}\n' * 2, "id: 7 is that of row 1 and of row 2; reword"),
+        ("in.csv", "id,prompt\n1,x\n2,y\n1,z\n", 'id: "1" is that of row 1 and of row 3; reword'),
+    ],
+)
+def test_two_rows_of_one_name_are_told_before_a_model_is_loaded(
+    name: str, text: str, told: str, batch: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    done = batch(str(tmp_path / name), "--local")
+    assert (done.returncode, told in done.stderr, "loading" in done.stderr) == (2, True, False), done.stderr
+    assert not (tmp_path / "out.jsonl").exists()

@@ -185,12 +185,15 @@ def test_the_result_of_a_row_that_can_be_no_request_has_the_row_s_own_id() -> No
         assert json.loads(ended.line)["custom_id"] == name
 
 
+@pytest.mark.parametrize("name", ["custom_id", "id"])
 @pytest.mark.parametrize("is_csv", [False, True])
-def test_a_row_with_an_earlier_row_s_id_fails_and_tells_both(is_csv: bool) -> None:
-    lines = b'{"custom_id": "a"}\n\n{}\n{"custom_id": "b"}\n{"custom_id": "a"}\n{}\n'
-    table = b"custom_id,x\na,1\n,2\nb,3\na,4\n,5\n"
+def test_a_row_with_an_earlier_row_s_id_fails_and_tells_both(is_csv: bool, name: str) -> None:
+    lines = b'{"custom_id": "a"}\n\n{}\n{"custom_id": "b"}\n{"custom_id": "a"}\n{}\n'.replace(
+        b"custom_id", name.encode()
+    )
+    table = b"%s,x\na,1\n,2\nb,3\na,4\n,5\n" % name.encode()
     rows = read_rows(io.BytesIO(table if is_csv else lines), is_csv=is_csv)
-    told = 'custom_id: "a" is that of row 1 and of row 4; reword one'
+    told = f'{name}: "a" is that of row 1 and of row 4; reword one'
     assert [row.fault for row in rows] == ["", "", "", told, ""]
 
 

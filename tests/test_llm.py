@@ -164,7 +164,12 @@ def test_a_bad_prompt_costs_the_others_nothing(llm: LLM) -> None:
         (lambda llm: LLM(n_contx=512), r"LLM.* 'n_contx'; did you mean n_ctx\?"),
         (lambda llm: LLM(max_model_len=512), r"'max_model_len'; did you mean n_ctx\?"),
         (lambda llm: LLM(use_tqdm=False), "'use_tqdm'; llm.generate and llm.chat have progress=False"),
-        (lambda llm: llm.imap(["x"], **kept({"timeout": 3})), r"'timeout'; .* have it: llm\.generate\(…, timeout=30\)"),
+        (lambda llm: LLM(timeout=3), r"'timeout'; each call has it: llm\.generate\(…, timeout=30\)"),
+        (lambda llm: llm.generate(bytearray(b"x")), "prompts: expected a string or a list of token ids, or a"),
+        (lambda llm: llm.generate(memoryview(b"x")), "prompts: expected a string or a list of token ids, or a"),
+        (lambda llm: llm.generate([True, False]), r"prompts\[0\]: expected a string or a list of token ids, not True"),
+        (lambda llm: llm.imap(bytearray(b"x")), "rows: expected a list of prompts, not bytearray"),
+        (lambda llm: llm.detokenize(bytearray(b"x")), "token_ids: expected a list of integers, not bytearray"),
         (lambda llm: llm.generate("x", timeout="3"), "timeout: expected seconds, not '3'"),
         (lambda llm: LLM(gpu_memory_utilization=0.9), "'gpu_memory_utilization'; n_gpu_layers and n_ctx"),
         (lambda llm: LLM(tensor_parallel_size=2), "'tensor_parallel_size'; a model is divided among all GPUs"),
@@ -212,6 +217,8 @@ def test_what_uma_refuses_is_a_uma_error_and_python_s_own_kind_too(call: Any, ki
         lambda llm, sec: llm.generate("Once", params(4_000), timeout=sec),
         lambda llm, sec: llm.generate(["Once", "Twice"], params(4_000), timeout=sec, checkpoint=f"kept{sec}"),
         lambda llm, sec: llm.chat("Once", params(4_000), timeout=sec),
+        lambda llm, sec: list(llm.imap(["Once"], params(4_000), timeout=sec)),
+        lambda llm, sec: list(llm.stream("Once", params(4_000), timeout=sec)),
         lambda llm, sec: llm.embed(["Once"] * 5_000, timeout=sec),
         lambda llm, sec: llm.decide("Once " * 200, ["Is it?"] * 300, timeout=sec),
         lambda llm, sec: asyncio.run(llm.agenerate(["Once"], params(4_000), timeout=sec)),
@@ -231,6 +238,14 @@ def test_a_timeout_ends_the_call_with_uma_s_error_and_what_it_had_asked(
     assert len(timed.generate("Again", params(2), timeout=PATIENCE_SEC)[0].outputs[0].token_ids) == 2
     with pytest.raises(ValueError, match="timeout: -1 must be 0 or more seconds"):
         ask(timed, -1)
+
+
+@pytest.mark.parametrize("timeout", [10**400, float("inf")])
+def test_a_timeout_that_no_clock_holds_is_none(timeout: float, llm: LLM) -> None:
+    (out,) = llm.generate("Once", params(2), timeout=timeout)
+    assert len(out.outputs[0].token_ids) == 2
+    with pytest.raises(ValueError, match=r"logit_bias: .* each value must be a number from -100 to 100"):
+        SamplingParams(logit_bias={"a": timeout})
 
 
 def test_parameters_may_be_a_dict_of_fields(llm: LLM) -> None:
@@ -438,9 +453,13 @@ def test_a_python_function_is_a_tool_by_its_name_docstring_and_annotations(llm: 
     def untold(city: Untold) -> None:  # type: ignore[name-defined]  # noqa: F821
         pass
 
+    def several(*cities) -> None:  # type: ignore[no-untyped-def]
+        pass
+
     for wrong, why in (
         (untold, r"^untold: its annotations: name 'Untold' is not defined; write its JSON Schema out"),
-        (lambda *cities: None, r"\*cities cannot be given by name"),
+        (several, r"\*cities cannot be given by name"),
+        (lambda city: None, r"^tools\[0\]: a lambda has no name to call it by; write the function with def"),
         (print, r"^tools\[0\]: expected a function"),
     ):
         with pytest.raises(TypeError, match=why):
@@ -533,6 +552,9 @@ TOOL = {"name": "weather", "parameters": {"type": "object", "properties": {}}}
         (lambda llm: asyncio.run(llm.arerank("a", ["b"])), "reranker"),
         (lambda llm: llm.chat([TALK, TALK], tool_choice="zzz"), "^tool_choice: 'zzz' is none of"),
         (lambda llm: llm.chat("Hi", tools=[{"nam": "x"}]), r"^tools\[0\]: expected a Tool.*; did you mean name\?"),
+        (lambda llm: llm.chat("x", tools=[TOOL | {"parametrs": {}}]), r"^tools\[0\]\.parametrs: .*mean parameters\?"),
+        (lambda llm: llm.chat("x", tools=[{"name": "f", "input_schema": {}}]), r"input_schema: .*mean parameters\?"),
+        (lambda llm: llm.chat([TALK[0] | {"a\n\x1b[31m": 1}]), r"^messages\[0\]\['a\\n\\x1b\[31m'\]: no field of"),
         (lambda llm: llm.generate("Once", {"regex": "("}), "^grammar.regex: unclosed group"),
         (lambda llm: llm.generate(["Once", "Twice"], {"json_schema": {"type": "objct"}}), "^grammar.json_schema: type"),
         (lambda llm: list(llm.imap(["Once"], {"regex": "("})), "^grammar.regex: unclosed group"),

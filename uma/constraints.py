@@ -184,7 +184,7 @@ class Values:
     def problem(self, value: Any) -> str | None:
         """Why `value` is not allowed, or None."""
         for key, member in value.items():
-            is_number = isinstance(member, int | float) and not isinstance(member, bool) and math.isfinite(member)
+            is_number = isinstance(member, int | float) and not isinstance(member, bool) and abs(member) < math.inf
             if not isinstance(key, str) or not is_number or self.range.problem(member):
                 return f"holds {show(key)}: {show(member)}; each value must be a number {self.range}"
         return None

@@ -59,6 +59,7 @@ OTHERS = {
     "max_model_len": "n_ctx",
     "n_threads": "threads",
     "lora_path": "lora",
+    "input_schema": "parameters",
     "use_tqdm": "progress",
     "lora_request": "model",
 }

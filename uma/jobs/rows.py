@@ -26,7 +26,7 @@ import xxhash
 
 from uma import json_bytes, posix
 from uma.constraints import is_utf8
-from uma.errors import ConfigError, UmaError
+from uma.errors import ConfigError
 
 MAX_ROW_BYTES = 16_777_216
 """Maximum length of a row. A longer one is bad: twice the longest body that a server takes by default."""
@@ -56,11 +56,13 @@ of another API's `speed` or `top_a`."""
 MAX_NAMES = 256
 """Maximum names for which it is kept whether they are misspelt."""
 MAX_IDS = 250_000
-"""Maximum rows whose `custom_id` no later row can have again: some 25 MB, five times what OpenAI takes in a file."""
+"""Maximum rows whose name no later row can have again: some 25 MB, five times what OpenAI takes in a file."""
+NAMES = ("custom_id", "id")
+"""Fields that name a row's result, the first one that it has; OpenAI's batch lines have the first alone."""
 _HOLE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
 
 
-class BadInput(UmaError):
+class BadInput(ConfigError):
     """The input cannot be read to its end: damaged compression, or no CSV."""
 
     code = "E_JOB_INPUT"
@@ -243,12 +245,14 @@ def has_columns(template: str) -> bool:
 
 
 def judge_rows(form: RowForm, rows: Iterable[JobRow]) -> None:
-    """Raise `ConfigError` where one of the first rows has a misspelt field, or a template fits none of them: it would
-    fit none behind them either.
+    """Raise `ConfigError` where one of the first rows has a misspelt field or the name of another, or a template fits
+    none of them: it would fit none behind them either.
     """
     faults, count = list[str](), 0
     with suppress(BadInput):  # told with the results of the rows before
         for count, row in enumerate(islice(rows, JUDGED_ROWS), 1):
+            if row.fault.startswith(NAMES):
+                raise ConfigError(row.fault)
             try:
                 form.asked(row)
             except Misspelt as error:
@@ -290,12 +294,14 @@ def read_rows(file: IO[bytes], *, is_csv: bool = False, takes_gzip: bool = True)
 
 
 def _shared_id(row: JobRow, known: dict[str, int]) -> str:
-    """Why results of a row could not be told from an earlier one's; `known` has rows by `custom_id`, and gets this."""
+    """Why results of a row could not be told from an earlier one's; `known` has rows by name, and gets this."""
     with suppress(BadRow):
-        is_named = not isinstance(row.data, bytes) or b'"custom_id"' in row.data
-        given = _object(row.data).get("custom_id") if is_named and row.data else None
+        is_named = not isinstance(row.data, bytes) or b'id"' in row.data
+        fields = _object(row.data) if is_named and row.data else {}
+        name = next((name for name in NAMES if name in fields), "")
+        given = None if name == "id" and "body" in fields else fields.get(name)
         if given and (first := known.get(str(given))) is not None:
-            return f"custom_id: {_shown(given)} is that of row {first + 1:,} and of row {row.number + 1:,}; reword one"
+            return f"{name}: {_shown(given)} is that of row {first + 1:,} and of row {row.number + 1:,}; reword one"
         if given and len(known) < MAX_IDS:
             known[str(given)] = row.number
     return ""

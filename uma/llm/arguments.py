@@ -50,6 +50,8 @@ Choice = str | Mapping[str, Any]
 
 
 PROMPT = "expected a string or a list of token ids"
+BYTES = bytes | bytearray | memoryview
+"""Sequences of integers that are neither token ids nor a list of anything."""
 SAMPLING_NAMES = (*(field.name for field in attrs.fields(SamplingParams)), *GRAMMAR_FIELDS)
 ROLES = ("system", "developer", "user", "assistant", "tool")
 """Roles that every chat has. Templates have others of their own, so only what is nearly one of these is refused."""
@@ -68,7 +70,7 @@ HINTS = {
     **dict.fromkeys(NO_KEYWORDS, "it is a setting of a server (`uma run`), which LLM is not"),
     "verbose": "what UMA logs is Python's `logging` to show",
     "stream": "llm.stream gives an answer piece by piece",
-    "timeout": "calls that give all at once have it: llm.generate(…, timeout=30)",
+    "timeout": "each call has it: llm.generate(…, timeout=30)",
     "use_tqdm": "llm.generate and llm.chat have progress=False",
     "gpu_memory_utilization": "n_gpu_layers and n_ctx say what is taken of a GPU's memory",
     "tensor_parallel_size": "a model is divided among all GPUs",
@@ -198,7 +200,7 @@ def listed(given: Any, where: str, expected: str, one: Any = ()) -> list[Any]:
     """The items of a list; of a single one, which is of these classes, it alone. Raises `WrongKind` for neither."""
     if isinstance(given, one):
         return [given]
-    if isinstance(given, str | bytes | Mapping | Message) or not isinstance(given, Iterable):
+    if isinstance(given, str | BYTES | Mapping | Message) or not isinstance(given, Iterable):
         raise WrongKind(f"{where}: {expected}, not {shown(given)}")
     return list(given)
 
@@ -222,10 +224,15 @@ def given_prompt(given: Any) -> dict[str, Any] | None:
     """A request's field for one prompt, a text or a list of token ids; None for what is neither."""
     if isinstance(given, str):
         return {"prompt": given}
-    is_list = isinstance(given, Sequence | np.ndarray) and not isinstance(given, bytes)
-    if not is_list or not len(given) or not isinstance(given[0], Integral):
+    is_list = isinstance(given, Sequence | np.ndarray) and not isinstance(given, BYTES)
+    if not is_list or not len(given) or not _is_integer(given[0]):
         return None
-    return {"token_ids": tuple(int(id) if isinstance(id, Integral) else id for id in given)}
+    return {"token_ids": tuple(int(id) if _is_integer(id) else id for id in given)}
+
+
+def _is_integer(value: Any) -> bool:
+    """Whether a value can be a token's id: numpy's integers too, and no boolean."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def prompts_of(given: Any) -> tuple[list[tuple[Any, dict[str, Any]]], bool]:
@@ -270,7 +277,7 @@ def _message_of(given: Message | Mapping[str, Any]) -> Message:
         raise WrongValues(Wrong("", f"expected a Message, or a dict of role and content, not {shown(given)}"))
     for name in given:
         if name not in _MESSAGE_FIELDS:
-            raise WrongValues(Wrong(str(name)[:100], f"no field of a message{nearest(str(name), _MESSAGE_FIELDS)}"))
+            raise WrongValues(Wrong(_key(name), f"no field of a message{nearest(str(name), _MESSAGE_FIELDS)}"))
     calls = given.get("tool_calls") or ()
     if not isinstance(calls, list | tuple):
         raise WrongValues(Wrong("tool_calls", f"expected a list of calls, not {shown(calls)}"))
@@ -282,6 +289,11 @@ def _message_of(given: Message | Mapping[str, Any]) -> Message:
     if isinstance(content, list | tuple):
         content, media = _parts_of(content)
     return Message(**{"media": media, **given, "content": content, "tool_calls": tuple(map(_call_of, calls))})
+
+
+def _key(name: Any) -> str:
+    """A key of a dict as the path of an error has it: one that is no word is quoted."""
+    return name if isinstance(name, str) and name.isprintable() and len(name) <= MAX_KEY_CHARS else f"[{shown(name)}]"
 
 
 def _parts_of(parts: Sequence[Any]) -> tuple[str, tuple[Media, ...]]:
@@ -342,6 +354,9 @@ def _file(path: str | PathLike[str], where: str) -> bytes:
 
 
 _MESSAGE_FIELDS = {field.name for field in attrs.fields(Message)}
+_TOOL_FIELDS = ("type", "function", *(field.name for field in attrs.fields(Tool)))
+MAX_KEY_CHARS = 60
+"""Maximum length of a key that an error names as it is."""
 
 
 def _call_of(given: Any) -> ToolCall:
@@ -380,6 +395,8 @@ def tool_of(given: GivenTool, where: str) -> Tool:
     if isinstance(given, Tool):
         return given
     if isfunction(given) or ismethod(given):
+        if given.__name__ == "<lambda>":
+            raise WrongKind(f"{where}: a lambda has no name to call it by; write the function with def, or give a Tool")
         return Tool(given.__name__, getdoc(given) or "", parameters_of(given))
     inner = given.get("function", given) if isinstance(given, Mapping) else None
     if not isinstance(inner, Mapping):
@@ -387,6 +404,8 @@ def tool_of(given: GivenTool, where: str) -> Tool:
     if "name" not in inner:
         near = next(filter(None, (nearest(str(name), ("name", "function")) for name in inner)), "")
         raise BadRequest.at(where, f"expected a Tool, or a dict with a function's name, not {shown(given)}{near}")
+    for name in (name for name in inner if name not in _TOOL_FIELDS):
+        raise BadRequest.at(f"{where}.{_key(name)}", f"no field of a tool{nearest(str(name), _TOOL_FIELDS)}")
     try:
         return Tool(inner["name"], inner.get("description") or "", inner.get("parameters"), bool(inner.get("strict")))
     except WrongValues as error:

@@ -19,6 +19,7 @@ from uma.client.parts import errors_moved
 from uma.closing import Closing
 from uma.errors import WrongKind
 from uma.llm.arguments import (
+    BYTES,
     DECISION_FIELDS,
     EMBED_FIELDS,
     KEYWORDS,
@@ -173,6 +174,7 @@ class LLM(Closing):
         tool_choice: Choice = "auto",
         parallel_tool_calls: bool = True,
         reasoning: ReasoningMode | None = None,
+        timeout: float | None = None,
         **unknown: Never,
     ) -> Generator[RequestOutput, None, None]:
         """The result of each row, a prompt or a conversation, as soon as it is there: for jobs that keep what is done.
@@ -183,18 +185,19 @@ class LLM(Closing):
         `rows` is read as far as there is work for, so it can be longer than memory. Results are in its order, or with
         `in_order=False` as they end; `RequestOutput.index` is the row's number. A row that fails is a result with
         `error` set; what is wrong for all rows raises `BadRequest`, and what is neither prompt nor conversation a
-        `WrongKind`. Leaving the loop, Ctrl-C included, cancels what runs. The other keywords are those of `chat`, for
-        rows that are conversations.
+        `WrongKind`. Leaving the loop, Ctrl-C included, cancels what runs, and so does `TimedOut` where all of it takes
+        longer than `timeout` seconds. The other keywords are those of `chat`, for rows that are conversations.
         """
         check_keywords(unknown, self.imap)
-        if isinstance(rows, str | bytes) or not isinstance(rows, Iterable):
+        if isinstance(rows, str | BYTES) or not isinstance(rows, Iterable):
             raise WrongKind(f"rows: expected a list of prompts, not {shown(rows)}; llm.generate takes one alone")
         sampling = sampling_of(sampling_params, "sampling_params")
         fields = tool_fields(tools, tool_choice, reasoning, is_parallel=parallel_tool_calls)
         self._loop.check_process()
         sampling = self._drawn(sampling)
         made = (GivenPrompt(index, row, row_fields(row, index, fields), sampling) for index, row in enumerate(rows))
-        return results_of(self._loop, made, in_order=in_order, raises=partial(is_fault_of_call, own_sampling=False))
+        raises = partial(is_fault_of_call, own_sampling=False)
+        return results_of(self._loop, made, Deadline(timeout), in_order=in_order, raises=raises)
 
     def chat(
         self,
@@ -258,6 +261,7 @@ class LLM(Closing):
         tool_choice: Choice = "auto",
         parallel_tool_calls: bool = True,
         reasoning: ReasoningMode | None = None,
+        timeout: float | None = None,
         **unknown: Never,
     ) -> LLMStream:
         """The continuation of a prompt, or the answer to a conversation, piece by piece as it is generated.
@@ -267,15 +271,16 @@ class LLM(Closing):
 
         The pieces are whole characters; afterwards `LLMStream.finished` has usage, figures and calls of the `tools`.
         `LLMStream.events` gives thinking and calls as they grow, too. The keywords are those of `chat`. A failure is
-        raised, as an `UmaError`. Leaving the loop early and closing the stream, or its `with` block, cancels. With
-        asyncio it is `async for text in llm.stream(…)`.
+        raised, as an `UmaError`: `TimedOut` behind the pieces until then where it takes longer than `timeout` seconds.
+        Leaving the loop early and closing the stream, or its `with` block, cancels. With asyncio it is `async for text
+        in llm.stream(…)`.
         """
         check_keywords(unknown, self.stream)
         fields = prompt_fields(prompt) | tool_fields(tools, tool_choice, reasoning, is_parallel=parallel_tool_calls)
         fields |= self._of_model(model)
         sampling = self._drawn(sampling_of(sampling_params, "sampling_params"))
         request = Request(id=f"stream-{self._loop.next_number()}", sampling=sampling, **fields)
-        return LLMStream(self._loop, request)
+        return LLMStream(self._loop, request, Deadline(timeout))
 
     def embed(
         self,

@@ -9,7 +9,7 @@ import trio
 
 from uma.closing import Closing
 from uma.errors import UmaError
-from uma.llm.thread import SourceThread
+from uma.llm.thread import Deadline, SourceThread
 from uma.types import Event, Finished, Prompt, Request, Token
 
 AHEAD_EVENTS = 64
@@ -23,7 +23,7 @@ class LLMStream(Closing):
     `async for text in llm.stream(…)`; cancelling the task that waits for it cancels it.
     """
 
-    def __init__(self, loop: SourceThread, request: Request) -> None:
+    def __init__(self, loop: SourceThread, request: Request, deadline: Deadline) -> None:
         self._loop = loop
         send, self._events = trio.open_memory_channel[Event](AHEAD_EVENTS)
         self.finished: Finished | None = None
@@ -34,7 +34,7 @@ class LLMStream(Closing):
         self._echoes = request.sampling.echo
         scope = trio.CancelScope()
         # The task has no reference to this stream: one that is left without `close` is collected, and so cancelled.
-        loop.spawn(_produce, loop, request, send, scope, self._failures)
+        loop.spawn(_produce, loop, request, deadline, send, scope, self._failures)
         self._finalizer = weakref.finalize(self, loop.post, scope.cancel)
 
     def __repr__(self) -> str:
@@ -91,14 +91,18 @@ class LLMStream(Closing):
 async def _produce(
     loop: SourceThread,
     request: Request,
+    deadline: Deadline,
     send: trio.MemorySendChannel[Event],
     scope: trio.CancelScope,
     failures: list[Exception],
 ) -> None:
+    async def produce() -> None:
+        async with loop.source.generate(request) as stream:
+            async for event in stream:
+                await send.send(event)
+
     with scope, send:
         try:
-            async with loop.source.generate(request) as stream:
-                async for event in stream:
-                    await send.send(event)
+            await deadline.keep(produce)
         except UmaError as error:
             failures.append(error)

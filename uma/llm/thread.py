@@ -39,7 +39,8 @@ class Deadline:
         if timeout is not None and not timeout >= 0:
             raise WrongValues(f"timeout: {timeout} must be 0 or more seconds")
         self._timeout = timeout
-        self._end_sec = math.inf if timeout is None else time.monotonic() + timeout
+        # A time that no clock holds is as good as the longest that a thread can wait.
+        self._end_sec = math.inf if timeout is None else time.monotonic() + min(timeout, threading.TIMEOUT_MAX)
 
     async def keep(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
         """Run an async function of Trio's, which is cancelled at that moment. Raises `TimedOut` then."""
