@@ -7,7 +7,7 @@
 - `isolated`  turns of reproducible requests, which have a context of their own
 - `cost`      how long a batch takes on this machine, learnt from those that ran
 - `tuning`    every number of these
-- `state`     their input: rows, cells, targets, and what clients have had
+- `state`     their input: rows, cells, targets, and the service that each client has received
 """
 
 from uma.engine.policy.cost import CostModel

@@ -1,8 +1,8 @@
 """Labels of a question's options, and their probabilities: pure.
 
-An option has one or several spellings, each a run of tokens. Spellings share their beginnings, as in a trie: each inner
-node is a row of logits that has to be read behind the prompt and the node's path. Where one spelling begins another,
-the end of the turn behind it tells the two apart.
+An option has one or several spellings, each a run of tokens. Spellings form a trie: for each inner node a row of logits
+must be read, behind the prompt and the node's path. Where one spelling is the beginning of another, the end of the turn
+tells the two apart.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ Spellings = Sequence[Sequence[Path]]
 
 
 def rows_of(spellings: Spellings, ends: Iterable[int]) -> list[tuple[Path, list[int]]]:
-    """Rows that tell the options apart, the prompt's own first, and each behind those that it follows: the path that
-    it is read behind, and the tokens that are read of it. `ends` are those that can end the turn.
+    """Rows of logits to read, to tell the options apart: the path of label tokens before each row, and the tokens whose
+    log probabilities it gives. Shorter paths come first. `ends` are the tokens that can end the turn.
     """
     every = [spelling for option in spellings for spelling in option]
     following: dict[Path, dict[int, None]] = {}
@@ -34,13 +34,13 @@ def rows_of(spellings: Spellings, ends: Iterable[int]) -> list[tuple[Path, list[
 
 
 def is_distinct(spellings: Spellings) -> bool:
-    """Whether no option is spelled as another, and each is spelled at all."""
+    """Whether each option has a spelling, and no two options share one."""
     every = [spelling for option in spellings for spelling in set(option)]
     return all(every) and len(set(every)) == len(every)
 
 
 def logprobs_of(spellings: Spellings, read: Mapping[Path, Mapping[int, float]], ends: Iterable[int]) -> list[float]:
-    """Log probability of each option: the sum over its spellings, of the product along each. See `rows_of`."""
+    """Log probability of each option: over its spellings, the sum of the products along each. See `rows_of`."""
 
     def along(spelling: Path) -> Iterator[float]:
         for at, token in enumerate(spelling):
@@ -66,7 +66,7 @@ def softmax(values: Sequence[float], temperature: float = 1.0) -> list[float]:
 
 
 def orders(count: int, how: str) -> list[tuple[int, ...]]:
-    """Orders in which so many options are asked: of each place, the option that stands there."""
+    """Orders in which the options are asked: for each place in the prompt, the index of its option."""
     plain = tuple(range(count))
     if how == "all":
         return [plain[at:] + plain[:at] for at in plain]
@@ -81,7 +81,7 @@ class AskedPrompt:
     order: tuple[int, ...]
     """Option of the question that stands at each place."""
     tokens: array[int]
-    """Tokens of the prompt behind those of the state."""
+    """Tokens of the prompt behind those of the state that is asked about."""
     spellings: Spellings
     """Spellings by place."""
     temperature: float = 1.0
@@ -89,7 +89,7 @@ class AskedPrompt:
 
 
 def by_option(found: Sequence[float], order: Sequence[int]) -> list[float]:
-    """Probabilities of options by those of the places at which they stand; of ratings, the expected yes and no."""
+    """Probabilities by option, from `found` by place. Of ratings: the expected rating as yes, the rest as no."""
     if len(found) > len(order):
         yes = math.fsum(at * share for at, share in enumerate(found)) / (len(found) - 1)
         return [yes, 1 - yes]
@@ -106,5 +106,5 @@ PAIRS = tuple(a + b for a in LETTERS for b in LETTERS)
 
 
 def codes(count: int) -> tuple[str, ...]:
-    """Codes for so many options, and more than that where they have two letters: the shortest tokens can be chosen."""
+    """Labels for `count` options. With two letters all pairs, so that the caller can choose short tokens."""
     return tuple(LETTERS[:count]) if count <= len(LETTERS) else PAIRS

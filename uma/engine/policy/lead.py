@@ -1,10 +1,10 @@
-"""How far to decode ahead of readers before a piece of a prompt is read, and at which pace they are given tokens.
+"""How far to decode ahead of readers before a piece of a prompt is read, and at which pace readers are given tokens.
 
 A stream is smooth if its reader gets tokens evenly, not if they are computed evenly. So while prompts are read, decode
 rows run several steps, their tokens are handed out one by one at a pace, and meanwhile a piece is read that is as large
 as those tokens cover. Andes (arXiv 2404.16283) paces in the client for the same reason.
 
-A row's lead is the time for which its reader can go on from tokens that are computed. A cycle of `n` steps of `step_ms`
+A row's lead is the time for which tokens that are computed already supply its reader. A cycle of `n` steps of `step_ms`
 and a piece of `piece_ms` keeps every reader supplied if `lead + n * pace >= n * step + piece + step`: the tokens last
 until the first step after the piece.
 """
@@ -22,8 +22,8 @@ from uma.engine.policy.tuning import TUNING
 NEIGHBOUR_LOAD = 0.75
 """Load of other programs, in threads, from which a core counts as taken."""
 NEARLY_LATE = 0.8
-"""A decode step's time, as a share of the default target, from which the target is given up little by little: a step's
-predicted time drifts."""
+"""Time of a decode step, as a share of the default target, from which the target is relaxed, and gradually so, because
+predicted step times drift."""
 
 
 @attrs.frozen
@@ -46,11 +46,11 @@ def choose_pacing(
     neighbour_load: float = 0.0,
     prompts: Sequence[Row] = (),
 ) -> Pacing:
-    """The pacing of rows of which a decode step takes `step_ms`, beside `prompts` that are read or wait.
+    """Choose which decode rows are paced, and how fast, beside `prompts` that are read or wait. A step takes `step_ms`.
 
-    A target that a request names is kept wherever prompts have `least_prompt_share` of the time beside it. A default
-    one, at most `budget_ms`, leaves them `prompt_share`. Background rows slow down no prompt, nor do rows without a
-    reader.
+    A target that a request names is kept if prompts still get `least_prompt_share` of the time. A default target, at
+    most `budget_ms`, is relaxed until they get `prompt_share`. Background rows, and rows without a reader, slow no
+    prompt.
     """
     streams = [row for row in decode if row.lane >= 0 and row.has_reader]
     named = [row for row in streams if row.has_own_target and is_kept(row.target_tbt_ms, step_ms)]
@@ -61,8 +61,8 @@ def choose_pacing(
         used = 0.0 if named or usual else step_ms / aimed_ms
         share = _decode_share(streams, prompts, max(used, step_ms / aimed_ms))
         least_ms = step_ms / share
-        # Not for prompts of lower lanes: a batch's own client is such a program on few cores, and a chat beside the
-        # batch was slowed down to a token in 200 ms.
+        # Not for prompts of lower lanes: on few cores the client of a batch counts as such a program itself, and a chat
+        # beside the batch was slowed down to a token in 200 ms.
         if neighbour_load >= NEIGHBOUR_LOAD and not _are_lower(prompts, streams):
             neighbour_ms = min(step_ms / (1 - TUNING.neighbour_prompt_share), TUNING.neighbour_pace_ms)
             least_ms = max(least_ms, neighbour_ms)
@@ -79,7 +79,7 @@ def is_kept(target_ms: float, step_ms: float) -> bool:
 
 
 def _decode_share(streams: Sequence[Row], prompts: Sequence[Row], used: float) -> float:
-    """Maximum share of the time for decoding at default targets, of which a decode step takes the share `used`."""
+    """Maximum share of the time for decoding at default targets. A decode step takes the share `used` of the target."""
     if streams and _are_lower(prompts, streams):
         return 1 - TUNING.lower_prompt_share
     usual = 1 - TUNING.prompt_share
@@ -114,15 +114,15 @@ def lead_ms(rows: Iterable[Row], pace: float, now_ms: float) -> float:
 
 
 def lateness(rows: Iterable[Row], now_ms: float, pace: float) -> float:
-    """The longest time since a row's last token, or between its last two, as a multiple of what its reader was to wait:
-    its target, or `pace` where that is longer.
+    """The latest row's time since its last token, or between its last two, as a multiple of the interval intended for
+    its reader: its target, or `pace` where that is longer.
     """
     waits = ((max(now_ms - row.last_token_ms, row.last_gap_ms), max(row.target_tbt_ms, pace)) for row in rows)
     return max((wait / target for wait, target in waits), default=0.0)
 
 
 def longest_piece_ms(lead: float, pace: float, step_ms: float, max_steps: int) -> float:
-    """The longest piece that a lead and `max_steps` more steps cover; negative where not even the steps are."""
+    """Maximum time of a piece that a lead and `max_steps` more steps cover; negative if not even the steps."""
     return (min(lead + max_steps * (pace - step_ms), max_lead_ms(pace)) - step_ms) / TUNING.safety
 
 
@@ -141,7 +141,7 @@ def steps_before_mixed(batch_ms: float, lead: float, pace: float, step_ms: float
 
 
 def steps_lacking(needed_ms: float, lead: float, pace: float, step_ms: float) -> int:
-    """Decode steps until a lead covers `needed_ms`, where a step really took `step_ms`; 0 where none can make it so."""
+    """Decode steps until a lead covers `needed_ms`, at a measured `step_ms`; 0 if it does, or never will."""
     if lead >= needed_ms or needed_ms > max_lead_ms(pace) or step_ms >= pace:
         return 0
     return min(2 * TUNING.lead_steps, math.ceil((needed_ms - lead) / (pace - step_ms)))

@@ -1,6 +1,6 @@
-"""Whose turn it is: the order in which prompts begin and are read, and in which sequences lose their place.
+"""Scheduling order: admission and prefill priority, and preemption order.
 
-Lanes come first, each ahead of the next lower one by a stated time. Within a lane clients have equal shares of what is
+Lanes come first; a stated waiting time makes up for one lane. Within a lane clients have equal shares of what is
 computed (`state.FairShares`), and the prompts of one client come by their deadlines, so that short ones overtake long
 ones.
 """
@@ -21,7 +21,7 @@ HIGHEST_LANE = 1
 
 
 def due_ms(row: Row, cost: CostModel) -> float:
-    """When the row's first token is due, on the policy's clock. For `Row.due_ms`, once, on arrival."""
+    """Deadline of the row's first token, on the policy's clock. Computed once, on arrival, for `Row.due_ms`."""
     if row.target_ttft_ms is not None:
         return row.arrived_ms + row.target_ttft_ms
     alone_ms = cost.prefill_ms(row.prompt_tokens, 0) or row.prompt_tokens
@@ -29,20 +29,20 @@ def due_ms(row: Row, cost: CostModel) -> float:
 
 
 def rank(row: Row, now_ms: float) -> int:
-    """How many lanes it is behind the highest: one less for each `Tuning.lane_delay_ms` that it has waited."""
+    """Lanes that the row is behind the highest, less one for each `Tuning.lane_delay_ms` that it has waited."""
     return max(0, HIGHEST_LANE - row.lane - int((now_ms - row.arrived_ms) / TUNING.lane_delay_ms))
 
 
 def admission_key(row: Row, now_ms: float) -> tuple[int, float, int]:
-    """Sorts the rows of one client in the order in which they begin and are read."""
+    """Sort key for the rows of one client: the order of admission and of prefill."""
     return (rank(row, now_ms), row.due_ms, row.key)
 
 
 def in_order(rows: Iterable[R], now_ms: float) -> list[R]:
-    """Rows in the order in which their prompts are read.
+    """Rows in prefill order.
 
-    Those of one client come by their deadlines. Each is done when its client has had what is missing of it and of those
-    before it; of the same lane, the one that is done at the lowest level comes first.
+    The rows of one client sort by deadline. A row's finish level is its client's `level`, plus the prefill left of the
+    row and of that client's rows before it. Within a lane the lowest finish level comes first.
     """
     levels: dict[FairShare, float] = {}
     keyed: list[tuple[tuple[int, float, float, int], R]] = []
@@ -53,18 +53,18 @@ def in_order(rows: Iterable[R], now_ms: float) -> list[R]:
 
 
 def may_begin(cells_needed: int, free_cells: int, unread_tokens: int, running: int) -> bool:
-    """Whether another row's prompt fits beside what is promised to those that run.
+    """Whether the prompt of another row fits beside the cells that running rows still need.
 
-    `unread_tokens` are the prompt tokens the running rows have still to compute; each also gets a small reserve, so
-    that it does not have to give way as soon as it decodes. Alone, a row can always begin.
+    `unread_tokens` are the prompt tokens that running rows have yet to compute. A small reserve for each keeps it from
+    being preempted as soon as it decodes. With nothing running, a prompt can always begin.
     """
     return running == 0 or cells_needed <= free_cells - unread_tokens - TUNING.reserve_tokens * running
 
 
 def gives_way(head: Row, active: Iterable[R], now_ms: float) -> list[R]:
-    """Background rows that can lose their place or cells to a waiting `head` of a higher lane, in that order.
+    """Background rows that can be preempted for a waiting `head` of a higher lane, in preemption order.
 
-    One that has waited for as long as its lane can be starved keeps what it has, or it would never end.
+    Not a row that has waited until its `rank` is that of `head`, or it would never end.
     """
     patience_ms = min(TUNING.give_way_ms, (head.target_ttft_ms or math.inf) / 4)
     if head.lane < 0 or now_ms < head.arrived_ms + patience_ms:

@@ -32,19 +32,19 @@ from uma.engine.policy.state import Row, State, Targets
 from uma.engine.policy.tuning import TUNING
 
 MOST_SUSPENDED = 3
-"""Maximum ticks in a row that read nothing because a stream is late: a machine too slow for its targets must still read
-prompts."""
+"""Maximum consecutive ticks without prefill because a stream is late: a machine too slow for its targets must still
+read prompts."""
 FAST_AGAIN = 0.5
-"""Time of a tile, as a share of the longest, below which a lone prompt is read in tiles again."""
+"""Predicted time of a tile, as a share of its limit, below which a lone prompt is read in whole tiles again."""
 LEAST_RATE = 0.5
-"""Minimum speed of a piece that is smaller than a tile because a tile takes too long, as a share of the tile's."""
+"""Minimum throughput of a piece below a tile, where a tile takes too long, as a share of the tile's."""
 LEAST_TURN_STEPS, MOST_TURN_STEPS = 2, 8
-"""Bounds of the decode steps of a set of adapters before another has its turn."""
+"""Bounds of the decode steps that one set of adapters runs before the next set has its turn."""
 EMBED_LEAST_SHARE = 0.5
 """Minimum time for texts to embed after a decode step, as a share of the step, where streams miss their targets
 anyway."""
 EMBED_TURNS = {1: 0.75, 0: 0.5, -1: 0.25}
-"""Share of turns that embedding has beside prompts, by whether its lane is higher than theirs, the same, or lower."""
+"""Share of ticks that embed instead of reading prompts, if the lane of the texts is higher (1), equal, or lower."""
 
 
 @attrs.frozen
@@ -55,18 +55,18 @@ class Plan:
     prefill: tuple[tuple[int, int], ...] = ()
     """Each a row and its number of tokens, in order of service."""
     preempt: tuple[int, ...] = ()
-    """Rows to take their KV cells from, before anything else. They are in no other part of the plan."""
+    """Rows to preempt before anything else. They are in no other part of the plan."""
     is_decode_only: bool = False
-    """One token a row, no prefill, none throttled: rows can go on for several steps."""
+    """Rows only decode, and none is held back: the executor can run several steps (a stride)."""
     steps: int = 1
-    """Decode steps of each row before the prefill: at least one, or none with `is_mixed`, and where a prompt of a
-    higher lane than the rows' ends."""
+    """Decode steps of each row before the prefill: at least one. None are possible with `is_mixed`, and before the end
+    of a prompt of a higher lane than all rows."""
     is_mixed: bool = False
     """Each row has one more decode step in the batch of the prefill (a mixed batch), because here that is faster."""
     pace_ms: float = 0.0
     """Minimum time between two tokens of a row at its reader; 0: each goes out as it comes."""
     lead_ms: float = 0.0
-    """Time for which every reader could go on without another token when the plan was made; 0 without readers."""
+    """Lead of the readers when the plan was made: for how long all have tokens to read; 0 without readers."""
     needed_ms: float = 0.0
     """Minimum lead (ms) of every reader when the prefill begins. Where decode steps take longer than predicted, more of
     them come before it (`lead.steps_lacking`). 0: no schedule keeps the readers supplied, or there are none."""
@@ -81,14 +81,14 @@ class Streams:
     rows: Sequence[Row]
     pacing: Pacing
     step_ms: float
-    """Predicted time of a decode step of them."""
+    """Predicted time of one decode step of these rows."""
     lead_ms: float
-    """Time for which all readers can go on from what is computed; infinite where there are none."""
+    """Time for which tokens that are computed already supply every reader; infinite where there is no reader."""
 
 
 @attrs.frozen
 class PromptRow:
-    """A row that is read, as far as this tick can read it."""
+    """A row whose prompt is read, and how many tokens of it this tick can read."""
 
     row: Row
     left: int
@@ -99,24 +99,24 @@ class EmbedDemand:
     """The texts that wait to be embedded, as the policy sees them."""
 
     tokens: int
-    """Tokens that one batch can hold of them."""
+    """Tokens of these texts that one batch can hold."""
     least_tokens: int
-    """Fewest tokens that can be computed: a whole text, where the model cannot read one in pieces."""
+    """Minimum tokens that can be computed: a whole text, where the model cannot read one in pieces."""
     lane: int
     """The highest of their lanes."""
     position: float
-    """Cells in use, which a batch attends over."""
+    """Tokens computed of the text that is read in pieces, which the batch attends to."""
 
 
 class EmbedTurns:
-    """Says when texts to embed have their turn, and how many tokens of them. It learns in `cost`.
+    """Says when texts to embed have their turn, and how many tokens of them. What batches take is learnt in `cost`.
 
     Embedding takes turns with the reading of prompts, within the same budget of time. So a stream's gap is no longer
     with a thousand texts waiting than with a long prompt.
     """
 
     def __init__(self, targets: Targets, prompts: CostModel) -> None:
-        """`prompts`: what the same model's prompts take, by which the first batch of texts is judged."""
+        """`prompts` is the cost model of prefill: it predicts the first batch of texts, before `cost` knows any."""
         self._targets = targets
         self._prompts = prompts
         self.cost = CostModel()
@@ -150,21 +150,21 @@ class EmbedTurns:
 
 
 class Scheduler:
-    """The policy, with what it has learnt in `cost`."""
+    """The policy, and what it has learnt: `cost`, and the cost model of `embeds`."""
 
     def __init__(self, targets: Targets) -> None:
         self.targets = targets
         self.cost = CostModel()
         self.embeds = EmbedTurns(targets, self.cost)
         self._suspended = 0
-        """Ticks in a row that read nothing until now, because a stream is late."""
+        """Consecutive ticks, until now, that read nothing because a stream is late."""
         self._is_slow = False
-        """A lone prompt is read in parts of a tile."""
+        """Whether a lone prompt is read in parts of a tile, because a tile takes too long."""
 
     def plan(self, state: State, now_ms: float, embeds: EmbedDemand | None = None, *, pause_ms: float = 0.0) -> Plan:
-        """The next tick. Empty only if no row can run and there is nothing to embed.
+        """Plan the next tick. The plan is empty only if no row can run and there is nothing to embed.
 
-        Before a pause of `pause_ms` rows only decode, as far ahead of their readers as it takes.
+        Before other work of `pause_ms` on the decode thread, rows only decode, as far ahead of readers as covers it.
         """
         if not pause_ms and embeds is None and self._is_decode_only(state):
             return Plan(tuple([row.key for row in state.decoding]), is_decode_only=True)
@@ -188,15 +188,15 @@ class Scheduler:
 
     @property
     def encode_ms(self) -> float:
-        """Time of a piece of a picture's encoding beside streams. Where a decode step is longer, both have the same."""
+        """Time (ms) of a piece of a picture's encoding beside streams: at least as long as a decode step."""
         return max(TUNING.encode_ms, self.cost.decode_ms(1, 0))
 
     # What decodes
 
     def _is_decode_only(self, state: State) -> bool:
-        """Whether all rows decode, there are cells for all, and none must be held back: the shortest way will do.
+        """Fast path: whether all rows decode, each has a cell, and none can be held back.
 
-        Background rows among themselves hold nothing back; beside others they can be made to wait.
+        Background rows can be held back only beside rows of other lanes.
         """
         rows = state.decoding
         if state.has_sets or state.prefilling or len(rows) > min(state.free_cells, self.targets.batch_tokens):
@@ -207,10 +207,10 @@ class Scheduler:
     def _make_room(self, state: State) -> tuple[list[Row], list[Row]]:
         """The rows that can decode, and those to preempt so that each of them has a cell.
 
-        The oldest of the highest lane is never preempted: it ends, and with its end there is room again.
+        The oldest row of the highest lane is never preempted: it ends, and frees its cells by that.
         """
         decoding = [row for row in state.decoding if not row.is_paused]
-        # Prefill waits for cells, but not for those of streams that wait for their readers.
+        # Prefill waits for decoding rows to end and free cells. Where all are paused, one is preempted instead.
         is_stuck = not decoding and any(not row.is_paused for row in state.prefilling)
         free = state.free_cells
         preempted: list[Row] = []
@@ -231,8 +231,8 @@ class Scheduler:
         return decoding[: max(free, 0)], preempted
 
     def _choose_decode(self, rows: list[Row], state: State, now_ms: float) -> list[Row]:
-        """All but the background rows that would make an interactive stream late, or its first token. Of these as many
-        go on as fit, those that have waited longest first.
+        """All rows but the background rows that would make an interactive stream, or its first token, late. As many of
+        these decode as fit, those first that have waited longest.
         """
         if len(rows) > self.targets.batch_tokens:
             rows = sorted(rows, key=lambda row: (row.lane < 0, row.last_token_ms))[: self.targets.batch_tokens]
@@ -244,14 +244,13 @@ class Scheduler:
         fitting = self._fitting(len(first), len(background), target_ms, state)
         for row in state.prefilling:
             if row.lane > 0 and not row.is_paused:
-                # The last third of its target is to spare.
+                # Once the predicted TTFT exceeds two thirds of the target, no background row decodes beside the prompt.
                 read_ms = self._read_ms([PromptRow(row, row.prefill_left)], row.prefill_left, state)
                 if 1.5 * (now_ms + read_ms - row.arrived_ms) > (row.target_ttft_ms or self.targets.slo_ttft_ms):
                     fitting = 0
         late = sum(now_ms - row.last_token_ms >= TUNING.held_ms for row in background)
-        # One at least of those that have waited too long, also where it makes a stream late.
-        # Not all that have waited too long: 56 background rows at once made a chat wait 207 ms for its next token, not
-        # 102.
+        # At least one row that has waited too long decodes, even if it makes a stream late. Not all of them: 56
+        # background rows at once made a chat wait 207 ms for its next token, not 102.
         least = min(late, max(1, self._fitting(len(first), late, target_ms, state)))
         return first + background[: max(fitting, least)]
 
@@ -264,7 +263,7 @@ class Scheduler:
         return max(fits, default=0)
 
     def _streams(self, decode: list[Row], waiting: list[Row], state: State, now_ms: float) -> Streams:
-        # What begins next waits with the others, or they would slow the streams down that it waits for.
+        # The queued prompt counts as well: it is read next, beside the same streams.
         coming = [*waiting, state.queued] if waiting and state.queued is not None else waiting
         sets = Counter(row.adapters for row in decode).values() if state.has_sets else (len(decode),)
         step_ms = sum(self.cost.decode_ms(rows, state.used_cells) for rows in sets)
@@ -280,8 +279,8 @@ class Scheduler:
         return attrs.evolve(plan, steps=steps, pace_ms=pace, lead_ms=lead if lead < math.inf else 0.0)
 
     def _in_turns(self, plan: Plan, streams: Streams, free_cells: int) -> Plan:
-        """Several steps of each set of adapters, one set after the other, as many as fit their readers' pace: a change
-        of the set takes time. Tokens are given evenly.
+        """Run several steps of each set of adapters in turn, as many as fit the readers' pace, because changing the set
+        takes time. Their tokens are given at even intervals.
         """
         if streams.step_ms <= 0:
             return plan
@@ -295,7 +294,7 @@ class Scheduler:
     def _with_prefill(
         self, plan: Plan, waiting: list[Row], streams: Streams, state: State, free_cells: int, now_ms: float
     ) -> Plan:
-        """The plan with a piece of the prompts: something, unless a tick that only decodes comes first."""
+        """The plan with a piece of the prompts; without one where no cell is free, or late streams need the tick."""
         free_tokens = min(self.targets.batch_tokens, free_cells)
         if free_tokens <= 0 or self._suspends(streams, now_ms):
             return plan
@@ -313,7 +312,7 @@ class Scheduler:
         return self._beside(plan, prompts, streams, state, share, free_cells)
 
     def _suspends(self, streams: Streams, now_ms: float) -> bool:
-        """Whether a stream is so late that it comes first."""
+        """Whether a stream is so late that this tick reads no prompt."""
         readers = [row for row in streams.rows if row.lane >= 0 and row.has_reader]
         worst = lateness(readers, now_ms, streams.pacing.pace_ms)
         is_late = worst > TUNING.late
@@ -321,10 +320,10 @@ class Scheduler:
         return self._suspended > 0
 
     def _readable_together(self, rows: list[Row]) -> list[PromptRow]:
-        """Rows, in their order, that go well in one batch with the first.
+        """Rows, in their order, that can share one batch with the first.
 
-        One that others wait for, because they begin like it, is read up to where they part from it: then they begin,
-        and the rests of all are read together. Not for less than a tile, which would cost nearly as much as one.
+        A leader is read up to its branch, where its followers begin, and then the rests of all are read together. Not
+        where that is less than a tile, which would cost nearly as much as a whole one.
         """
         if self.targets.mixes_prompts:
             parts = [(row, row.branch - row.position) for row in rows]
@@ -345,7 +344,7 @@ class Scheduler:
         free_tokens: int,
         now_ms: float,
     ) -> Plan:
-        """While no reader waits for a token: as much as is read at once and as the next request can wait for."""
+        """Prefill while no reader waits for a token: the fastest piece, as long as the next request can wait for."""
         most = min(self.targets.solo_tokens, free_tokens)
         prompts = _ending_together(prompts, most)
         wanted = sum(prompt.left for prompt in prompts)
@@ -353,7 +352,7 @@ class Scheduler:
             most = min(most, self._longest(prompts, min(wanted, most), state, share))
         else:
             most = min(most, self.targets.start_tokens)
-        # A first token comes before the next tokens of lower lanes, but for rows that have been without for long.
+        # A prompt's last piece comes before the next tokens of lower lanes, but for rows that have waited too long.
         head = prompts[0]
         if streams.rows and head.left <= most and all(row.lane < head.row.lane for row in streams.rows):
             late = self._late(streams.rows, state, now_ms)
@@ -373,9 +372,9 @@ class Scheduler:
         return late[: max(1, self._fitting(0, len(late), self.targets.tick_budget_ms, state))]
 
     def _longest(self, prompts: list[PromptRow], wanted: int, state: State, share: float) -> int:
-        """The piece of prompts that are read alone. It is whole tiles, or if one takes too long always a half or less
-        of one: attention of fewer rows than a tile adds up otherwise, so that else the answer would depend on how fast
-        the machine was just then.
+        """Size of the piece where no stream runs beside it: whole tiles, or, once a tile takes too long, always half a
+        tile or less. Attention over fewer rows than a tile sums in another order, so that with both the answer would
+        depend on how fast the machine was at the moment.
         """
         usual_ms = share * self.targets.slo_ttft_ms
         tile_ms = 2 * TUNING.patience * TUNING.piece_share * self.targets.slo_ttft_ms
@@ -390,7 +389,7 @@ class Scheduler:
         size = self._best_size(prompts, wanted, state, usual_ms, TUNING.patience * usual_ms, tile_ms)
         larger = next((tile for tile in SIZES if tile > size), size)
         if larger <= wanted and not self.cost.is_sure_of(larger) and self._read_ms(prompts, larger, state) <= tile_ms:
-            size = larger  # nobody waits for a token while it is tried
+            size = larger  # no reader waits for a token while it is tried
         size = max(size, whole if len(prompts) == 1 else self._least_size(prompts, whole, state))
         fewer = size - (size - prompts[0].left) % TILE_TOKENS
         is_cut = len(prompts) == 1 and TILE_TOKENS <= size < prompts[0].left
@@ -399,10 +398,10 @@ class Scheduler:
     def _beside(
         self, plan: Plan, prompts: list[PromptRow], streams: Streams, state: State, share: float, free_cells: int
     ) -> Plan:
-        """Piece of a prompt beside streams: the one that reads most of those for which no reader has to wait."""
+        """Prefill beside streams: the piece with the highest throughput of those that keep every reader supplied."""
         pace, lead, step_ms = streams.pacing.pace_ms, streams.lead_ms, streams.step_ms
         plan = attrs.evolve(plan, pace_ms=pace, lead_ms=lead if lead < math.inf else 0.0)
-        # First tokens wait for no more of a lower lane's prompt than fills a tile.
+        # Prompts of lower lanes only fill the first tile up: first tokens do not wait for more of them.
         first = sum(prompt.left for prompt in takewhile(lambda prompt: prompt.row.lane >= prompts[0].row.lane, prompts))
         wanted = sum(prompt.left for prompt in prompts)
         wanted = min(wanted, max(first, TILE_TOKENS), self.targets.batch_tokens, free_cells)
@@ -413,15 +412,15 @@ class Scheduler:
         covered_ms = longest_piece_ms(lead, pace, step_ms, max_steps)
         usual_ms = share * self.targets.slo_ttft_ms
         if streams.pacing.is_late:
-            # With a large model on few cores a shorter piece would go on little but reading the weights.
+            # With a large model on few cores a shorter piece would spend most of its time reading the weights.
             usual_ms = max(usual_ms, TUNING.piece_steps * self.cost.decode_ms(1, 0))
         usual_ms = min(usual_ms, covered_ms)
         most_ms, tile_ms = (min(covered_ms, factor * TUNING.patience * usual_ms) for factor in (1, 2))
         size = self._best_size(prompts, wanted, state, usual_ms, most_ms, tile_ms)
         size = size or self._least_size(prompts, min(wanted, TILE_TOKENS), state)
         piece_ms = self._read_ms(prompts, size, state)
-        # Not in ticks of their own that only decode: in the simulator (29 loads on five machines) no gap was shorter
-        # so, and prompts beside a target that is barely kept were read 5 % later.
+        # Not in decode-only ticks before the piece: in the simulator (29 loads on five machines) that made no gap
+        # shorter, and prompts beside a target that is barely kept were read 5 % later.
         steps = min(max_steps, steps_before(piece_ms, lead, pace, step_ms))
         needed_ms = TUNING.safety * piece_ms + step_ms if piece_ms <= covered_ms else 0.0
         plan = attrs.evolve(plan, steps=steps, needed_ms=needed_ms)
@@ -434,14 +433,14 @@ class Scheduler:
     def _mixed(
         self, plan: Plan, prompts: list[PromptRow], size: int, streams: Streams, state: State, free_tokens: int
     ) -> Plan | None:
-        """Piece of a prompt that shares one batch with a decode step, where that reads more tokens a millisecond than
-        both apart; else None. Rows and piece then fill what the piece alone would fill.
+        """The plan with decode rows and piece in one batch, where that is predicted to be no slower than both apart;
+        else None. Both together have the size that the piece would have alone.
         """
         rows, whole = len(streams.rows), min(size, sum(prompt.left for prompt in prompts))
-        # The first token of a prompt that the piece ends does not wait for another piece.
+        # The whole piece is kept where making space for the rows would leave the end of a prompt to another piece.
         tokens = whole if _ends_within(prompts, whole - rows) < _ends_within(prompts, whole) else whole - rows
         fits = rows + tokens <= min(self.targets.batch_tokens, free_tokens) and 2 * tokens >= whole > 0
-        # What either takes alone has to be known first: it shows what they take together is worth.
+        # The times of both apart must be known: a mixed batch is judged by them.
         known = self.cost.has_decoded(rows) and self.cost.has_read(rows + tokens)
         if state.has_sets or not (rows and fits and known and self.targets.mixes_prompts):
             return None
@@ -455,7 +454,7 @@ class Scheduler:
         mixed_ms = self.cost.mixed_ms(rows, state.used_cells, tokens, position)
         feared_ms = apart_ms if mixed_ms is None else mixed_ms
         steps = steps_before_mixed(feared_ms, plan.lead_ms, plan.pace_ms, streams.step_ms) if plan.pace_ms else 0
-        # Not tried where even without any cost of the rows it is slower: one can stand so deep that its tile alone is.
+        # Not tried where it is slower even if the rows cost nothing: a row deep in its text slows its whole tile down.
         expected_ms = self.cost.prefill_ms(rows + tokens, position) if mixed_ms is None else mixed_ms
         is_slower = expected_ms > apart_ms
         if is_slower or steps > plan.steps or tokens + steps * rows > free_tokens:
@@ -475,8 +474,8 @@ class Scheduler:
         )
 
     def _least_size(self, prompts: list[PromptRow], most: int, state: State) -> int:
-        """Smallest piece, of at most `most` tokens, where none is read in time: one that reads at least half as many
-        tokens a millisecond.
+        """Minimum size of a piece, at most `most` tokens, where none is read in time: the smallest with at least half
+        of the throughput of `most`.
         """
         # Not simply the smallest: 8 tokens deep in a prompt took a busy machine 1.0 s where a tile took 1.3, and 40
         # questions were read in 233 s, not in 25.
@@ -485,11 +484,11 @@ class Scheduler:
         return next((size for size in sizes if size >= least_rate * self._read_ms(prompts, size, state)), most)
 
     def _read_ms(self, prompts: list[PromptRow], tokens: int, state: State) -> float:
-        """Predicted time of a batch of the next `tokens` tokens."""
+        """Predicted time of a batch with the next `tokens` tokens of these prompts."""
         return self.cost.prefill_ms(tokens, self._position(prompts, tokens, state))
 
     def _position(self, prompts: list[PromptRow], tokens: int, state: State) -> float:
-        """Tokens that each of the next `tokens` tokens attends to, on the average."""
+        """Mean number of tokens that each of the next `tokens` tokens attends to."""
         if self.targets.attends_all:
             return state.used_cells
         left, behind = tokens, 0
@@ -502,7 +501,7 @@ class Scheduler:
         return behind / max(1, tokens - left)
 
     def _allocated(self, prompts: list[PromptRow], most: int, *, is_mixed: bool = False) -> tuple[tuple[int, int], ...]:
-        """Allocation of at most so many tokens to the prompts, in their order; see `Plan.prefill`."""
+        """Allocate at most `most` tokens to the prompts, in their order; see `Plan.prefill`."""
         chosen: list[tuple[int, int]] = []
         left = most
         for prompt in prompts:
@@ -523,11 +522,11 @@ class Scheduler:
 
 
 def mixed_position(position: float, tokens: int, rows: Sequence[int]) -> float:
-    """Tokens that each of a mixed batch attends to, on the average: `tokens` of prompts at `position`, and decode rows
-    that stand at `rows`.
+    """Mean number of tokens that each token of a mixed batch attends to: of `tokens` prompt tokens at `position`, and
+    of decode rows at the positions `rows`.
 
-    By itself a row attends to its own tokens alone. In a mixed batch it shares a tile, and attention takes as long as
-    if all of the tile attended to them: a row deep in a document can cost more than the rest of the batch.
+    In a mixed batch a decode row shares a tile, and attention takes as long as if the whole tile attended to the row's
+    text: a row deep in a document can cost more than the rest of the batch.
     """
     return position + TILE_TOKENS * sum(rows) / (tokens + len(rows))
 
@@ -538,9 +537,9 @@ def _ends_within(prompts: list[PromptRow], tokens: int) -> int:
 
 
 def _ending_together(prompts: list[PromptRow], tokens: int) -> list[PromptRow]:
-    """Prompts of one lane, in their order, that end in a batch as large as is computed at once.
+    """The first prompts, all of one lane, that end within one batch of `tokens` tokens.
 
-    None of them waits for a piece of a prompt that ends later. Where already the first is longer, it comes alone.
+    So none of them waits for a piece of a prompt that ends later. A first one longer than the batch comes alone.
     """
     lane = prompts[0].row.lane
     same = list(takewhile(lambda prompt: prompt.row.lane == lane, prompts))
@@ -548,9 +547,9 @@ def _ending_together(prompts: list[PromptRow], tokens: int) -> list[PromptRow]:
 
 
 def _in_whole_tiles(prompt: PromptRow, tokens: int) -> int:
-    """Nearly as many tokens of a prompt, so that whole tiles are left of it: what fills none is read at its beginning.
+    """`tokens`, rounded down so that whole tiles are left of the prompt: its partial tile is read at its beginning.
 
-    There it costs what it is. At the end of a long prompt the same few tokens can cost as much as several tiles.
+    There a partial tile costs little. At the end of a long prompt it can cost as much as several tiles.
     """
     fewer = tokens - (tokens - prompt.left) % TILE_TOKENS
     is_first = fewer > 0 and prompt.row.position < TILE_TOKENS

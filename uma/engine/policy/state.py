@@ -1,4 +1,4 @@
-"""The policy's input: rows, cells, targets, and what each client has had, all plain numbers."""
+"""The policy's input as plain numbers: rows, cells, targets, and the service that each client has received."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Protocol
 import attrs
 
 MAX_PAST = 1_024
-"""Maximum clients without rows whose levels are remembered. The clock comes up to a level soon, so that only a client
-that returns at once is forgiven by this bound, and only where as many others have left meanwhile."""
+"""Maximum clients without rows whose levels are remembered. Forgetting one matters only if the client returns before
+the clock has reached its level."""
 
 
 class FairShare:
-    """What one client has had: tokens computed for it, of prompts and of answers. Cached ones cost nothing."""
+    """The service that one client has received: tokens computed for its prompts and answers. Cached tokens are free."""
 
     __slots__ = ("_shares", "client", "level", "rows")
 
@@ -22,22 +22,22 @@ class FairShare:
         self._shares = shares
         self.client = client
         self.level = 0.0
-        """Tokens that it has had, or was put level with."""
+        """Tokens computed for the client, on top of the clock's value when it came."""
         self.rows = 0
         """Rows of the client that wait or run."""
 
     def was_read(self, tokens: int) -> None:
-        """So many tokens of its prompts were computed."""
+        """Count computed prompt tokens. They move the clock."""
         self.level += tokens
         self._shares.clock = max(self._shares.clock, self.level)
 
     def was_given(self, tokens: int) -> None:
-        """So many tokens were computed that its answers end in."""
+        """Count computed tokens of answers."""
         self.level += tokens
 
 
 class Row(Protocol):
-    """One sequence as the policy sees it: it only reads. The engine's `Sequence` is one."""
+    """One sequence as the policy sees it, read-only. The engine's `Sequence` implements it."""
 
     @property
     def key(self) -> int:
@@ -65,7 +65,7 @@ class Row(Protocol):
 
     @property
     def branch(self) -> int:
-        """Tokens of it that sequences which wait for them share, the fewest of several; 0: none waits."""
+        """Length of the prefix that followers wait for, the shortest of several; 0: no sequence follows this one."""
 
     @property
     def target_ttft_ms(self) -> float | None:
@@ -77,11 +77,11 @@ class Row(Protocol):
 
     @property
     def has_own_target(self) -> bool:
-        """Whether its request names that target: then it is kept where any schedule can (`pace`)."""
+        """Whether the request names `target_tbt_ms`: it is then kept where any schedule can (`lead.choose_pacing`)."""
 
     @property
     def has_reader(self) -> bool:
-        """Whether its tokens are read as they come. Without (`stream: false`) no gap between them is felt."""
+        """Whether its tokens are streamed. Without (`stream: false`) the gaps between them do not matter."""
 
     @property
     def due_ms(self) -> float:
@@ -89,15 +89,15 @@ class Row(Protocol):
 
     @property
     def fair_share(self) -> FairShare:
-        """What its client has had."""
+        """Service that its client has received."""
 
     @property
     def generated(self) -> int:
-        """Tokens that it was given."""
+        """Tokens that were generated for it."""
 
     @property
     def last_token_ms(self) -> float:
-        """When its last token is handed to its reader, which can be ahead of now; 0 before the first."""
+        """When its last token reaches its reader: in the future if it was decoded ahead; 0 before the first."""
 
     @property
     def last_gap_ms(self) -> float:
@@ -105,7 +105,7 @@ class Row(Protocol):
 
     @property
     def cells(self) -> int:
-        """KV cells that preempting it would free; current where `State.free_cells` does not suffice for all rows."""
+        """KV cells that preempting it would free; up to date only if `State.free_cells` is too few for all rows."""
 
     @property
     def is_paused(self) -> bool:
@@ -113,7 +113,7 @@ class Row(Protocol):
 
     @property
     def adapters(self) -> Hashable:
-        """Set of LoRA adapters that its next tokens are computed with: all rows of a batch have the same."""
+        """Set of LoRA adapters of its next tokens: all rows of a batch have the same."""
 
 
 @attrs.frozen
@@ -124,19 +124,19 @@ class Targets:
     batch_tokens: int
     """Maximum tokens of one batch."""
     start_tokens: int
-    """Tokens of the first piece on a machine that is not known yet."""
+    """Tokens of the first piece, before any cost is known."""
     slo_ttft_ms: float = 2_000.0
     """Time to first token to aim for where the request names none."""
     solo_tokens: int = 512
     """Maximum tokens of a piece while nothing decodes: more would be no faster."""
     mixes_prompts: bool = True
-    """Whether pieces of several prompts make one even batch. Not with split KV: there only rows of equal number do."""
+    """Whether pieces of unequal length can share a batch. Not with split KV, which needs rows of equal length."""
     has_flash_attention: bool = True
     """Whether attention skips the cells of other sequences."""
 
     @property
     def attends_all(self) -> bool:
-        """Whether a token's attention takes time with all cells in use, and not with the tokens before it alone."""
+        """Whether a token's attention takes time with all cells in use, not only with the tokens before it."""
         return self.mixes_prompts and not self.has_flash_attention
 
 
@@ -147,19 +147,19 @@ class State:
     decoding: Sequence[Row]
     prefilling: Sequence[Row]
     free_cells: int
-    """KV cells unused, or in use only by cache that can be dropped at once."""
+    """KV cells that are unused, or used only by cache that can be evicted at once."""
     used_cells: int
     """Cells a batch has to attend over, for the cost of a tick."""
     neighbour_load: float = 0.0
-    """Threads of other programs that want the cores that compute."""
+    """Threads of other programs that want the compute cores."""
     answered_ms: float = -math.inf
-    """When the last answer with a reader, of any lane but background, ended for that reader."""
+    """When the reader of the last streamed answer, of any lane but background, had its end."""
     queued: Row | None = None
     """The prompt that begins next, as soon as there is a slot for it."""
     unreadable: Collection[int] = ()
-    """Keys of those of `prefilling` that cannot be read now: a picture comes next in them that is not encoded."""
+    """Keys of `prefilling` rows that cannot be read now: their next picture is not encoded yet."""
     has_sets: bool = False
-    """Whether rows have different sets of adapters. A step is then a batch for each, and prompts of one are read."""
+    """Whether rows have different sets of adapters: a decode step is then a batch for each, and a piece has one set."""
 
 
 class FairShares:
@@ -168,25 +168,25 @@ class FairShares:
     It is self-clocked fair queueing (Golestani 1994) of prompts, by counters of tokens (as in VTC, arXiv 2401.00588) to
     which the prefix cache is free (as in DLPM, arXiv 2501.14312). `order.in_order` puts prompts in order by it.
 
-    Of two clients that always have prompts waiting, neither has had more than the other by more than one prompt and one
-    batch. A client that returns is put level with those that are read: it does not catch up on what it did not ask for.
+    Of two clients that always have prompts waiting, neither gets ahead of the other by more than one prompt and one
+    batch. A client that returns starts at the clock: it does not catch up on what it did not ask for.
     """
 
     def __init__(self) -> None:
         self.clock = 0.0
-        """The level at which prompts are read. A client that comes begins there."""
-        # By name: with the connection itself as the key, one lasting stream kept all that had closed in memory.
+        """The highest level at which a prompt was read (virtual time). A new client starts there."""
+        # By name. Not by connection: one long stream then kept all closed connections in memory.
         self._shares: dict[Hashable, FairShare] = {}
         """Clients that have rows."""
         self._past: dict[Hashable, float] = {}
-        """Levels above the clock of clients that have left, oldest first: each would begin at the clock again."""
+        """Levels of departed clients that are above the clock, oldest first: they return at these."""
 
     def __len__(self) -> int:
-        """Clients that anything is remembered of."""
+        """Number of clients that are remembered."""
         return len(self._shares) + len(self._past)
 
     def came(self, client: Hashable) -> FairShare:
-        """A row of this client has come."""
+        """Count a new row of this client."""
         share = self._shares.get(client)
         if share is None:
             share = self._shares[client] = FairShare(self, client)
@@ -195,12 +195,12 @@ class FairShares:
         return share
 
     def left(self, share: FairShare) -> None:
-        """A row of it has ended."""
+        """Count a row of this client that has ended."""
         share.rows -= 1
         if share.rows:
             return
         del self._shares[share.client]
-        if not self._shares:  # no client waits: all begin at 0 again
+        if not self._shares:  # no client waits: levels start at 0 again
             self._past.clear()
             self.clock = 0.0
         elif share.level > self.clock:

@@ -18,7 +18,7 @@ class Tuning:
     """Time between two tokens of a stream while prompts are read, as a share of its target. The rest is for timers and
     wakeups."""
     longest_pace_ms: float = 250.0
-    """Longest such time (ms). A longer target asks for throughput, not for slower reading."""
+    """Maximum time (ms) between paced tokens. A longer target asks for throughput, not for slower reading."""
     prompt_share: float = 0.4
     """Minimum share of the time for prompts beside streams with default targets. No request names those, so on a slow
     machine they give way."""
@@ -49,8 +49,8 @@ class Tuning:
     """Maximum tokens of a row that are computed and not delivered: they are lost when the reader cancels. Twice as many
     decode steps are added before a piece at most, because steps take longer than predicted."""
     lead_ms: float = 2_000.0
-    """Maximum time (ms) that twice as many tokens may last: enough to cover a tile of a prompt where a step takes half
-    of its reader's target."""
+    """Maximum lead (ms) of more than `lead_steps` tokens, up to twice as many: enough to cover a tile of a prompt where
+    a step takes half of its reader's target."""
 
     # Pieces of prompts
 
@@ -58,14 +58,14 @@ class Tuning:
     """Usual longest time of a piece, as a share of the target for the first token: the next request waits for its
     end."""
     shorter: float = 0.6
-    """The same, as a multiple, while a reader's next request is expected. Without it the 95th percentile of first
-    tokens of chats beside a document is 1.4 times as long (simulated, 100 M parameters on two cores)."""
+    """Factor of `piece_share` while a reader's next request is expected. Without it the 95th percentile of first tokens
+    of chats beside a document is 1.4 times as long (simulated, 100 M parameters on two cores)."""
     expected_ms: float = 2_000.0
     """Time (ms) after an answer in which its reader's next request is expected."""
     patience: float = 2.0
     """Maximum time of a piece, as a multiple of the usual one, where it reads faster; twice that for one whole tile."""
     worth_waiting: float = 0.25
-    """Minimum gain in speed of such a piece, as a share of its excess time."""
+    """Minimum gain in throughput of a piece that is longer than usual, as a share of its relative excess time."""
     piece_steps: float = 4.0
     """Minimum time of a piece beside streams that are late anyway, in decode steps of one row."""
 
@@ -86,10 +86,10 @@ class Tuning:
     """A prompt without a target is due when it has waited this many times as long as reading it takes, so that short
     ones overtake long ones that are not due."""
     lane_delay_ms: float = 60_000.0
-    """Waiting time (ms) after which a request counts as of the next higher lane. It bounds how long one can starve."""
+    """Waiting time (ms) after which a request counts as one lane higher. It bounds starvation."""
     give_way_ms: float = 500.0
-    """Minimum time (ms) that a request waits before background rows lose their place to it: on a machine that is not
-    full one is free by then."""
+    """Minimum time (ms) that a request waits before background rows are preempted for it: on a machine that is not full
+    a slot is free by then."""
     reserve_tokens: int = 16
     """Cells left free for each running row before another begins."""
 
