@@ -1,1 +1,1 @@
-"""The wire, without I/O: bytes and events in, events and bytes out. `session` says how a program drives it."""
+"""The wire protocol without I/O: bytes and events in, events and bytes out. `session` shows how a program drives it."""

@@ -1,7 +1,6 @@
-"""Payloads to messages and events to frames: the one place where the wire's JSON is read and written.
+"""Parses payloads to messages, and encodes events as frames: the one place where the wire's JSON is read and written.
 
-Token events are by far the most frequent, so they are written and read by hand; everything else goes through the
-converter.
+Token events are by far the most frequent, so they are encoded and parsed by hand; everything else uses the converter.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ _HELP = "a cancel is {'event': 'cancel', 'id': ...}"
 
 
 def read_object(payload: bytes) -> dict[str, Any]:
-    """A payload's JSON object. Raises `InvalidJson` for what is none."""
+    """The JSON object of a payload. Raises `InvalidJson` where it is not one."""
     try:
         value = json_bytes.loads(payload)
     except orjson.JSONDecodeError as error:
@@ -82,12 +81,12 @@ def message_of(
     n_vocab: int | None = None,
     version: str | None = None,
 ) -> ClientMessage:
-    """A client's message, in a session of this `version` (None: the newest). `fields` are used up.
+    """A client's message, in a session of this `version` (None: the newest). Consumes `fields`.
 
     Unknown fields are ignored and named in the message's `warnings`; `strict` refuses them. `n_vocab` bounds
     `token_ids`.
 
-    Raises `BadRequest` with a line for each wrong field. Of a key that comes twice, the last counts.
+    Raises `BadRequest` with a line for each wrong field. Where a key comes twice, the last value counts.
     """
     if "type" not in fields and "event" in fields:
         return _parse_command(fields, strict, version)
@@ -112,7 +111,7 @@ def message_of(
 
 
 def marks_of(fields: Mapping[str, Any]) -> tuple[str | None, dict[str, Any] | None]:
-    """The id and the metadata of a message that was refused, for its error; None for what cannot be used."""
+    """Id and metadata of a refused message, for its error; None for what is invalid."""
     id, metadata = fields.get("id"), fields.get("metadata")
     return (
         id if isinstance(id, str) and 1 <= len(id) <= 128 else None,
@@ -121,12 +120,12 @@ def marks_of(fields: Mapping[str, Any]) -> tuple[str | None, dict[str, Any] | No
 
 
 def encode_message(message: ClientMessage) -> bytes:
-    """A client's message as a whole frame. Raises `BadRequest` for what UTF-8 cannot tell (a lone surrogate)."""
+    """A client's message as a frame. Raises `BadRequest` for text that UTF-8 cannot encode (a lone surrogate)."""
     return _frame(_message_fields(message))
 
 
 def parse_event(payload: bytes) -> ServerEvent:
-    """A server's event. Fields and events that this side does not know are ignored: the server can be newer.
+    """A server's event. Unknown fields and events are ignored: the server can be newer.
 
     Raises `InvalidJson` or `BadRequest`, as `read_object` and `message_of` do.
     """
@@ -146,7 +145,7 @@ def parse_event(payload: bytes) -> ServerEvent:
 
 
 def encode_event(event: ServerEvent, version: str | None = None) -> bytes:
-    """A server's event as a whole frame, for a session of this `version` (None: the newest)."""
+    """A server's event as a frame, for a session of this `version` (None: the newest)."""
     if isinstance(event, TokenEvent):
         return encode_token(event.token, event.metadata)
     if isinstance(event, MetricsEvent):
@@ -160,7 +159,7 @@ def encode_event(event: ServerEvent, version: str | None = None) -> bytes:
 
 
 def _as_of_1_0(path: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """Fields of an event, or of what stands at `path` in it, that version 1.0 has."""
+    """Fields of an event, or of the object at `path` in it, that version 1.0 has."""
     names = FIELDS_OF_1_0.get(path)
     if names is None:
         return fields
@@ -175,7 +174,7 @@ def _as_of_1_0(path: str, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def encode_token(token: Token, metadata: Mapping[str, Any] | orjson.Fragment | None = None) -> bytes:
-    """A token event as a whole frame. `metadata` can have been written before (`fragment`)."""
+    """A token event as a frame. `metadata` can be encoded already (`fragment`)."""
     fields: dict[str, Any] = {"id": token.id, "event": "token", "text": token.text, "token_id": token.token_id}
     if token.index:
         fields["index"] = token.index
@@ -187,11 +186,11 @@ def encode_token(token: Token, metadata: Mapping[str, Any] | orjson.Fragment | N
 
 
 MAX_INLINE_FIGURES = 4_096
-"""Maximum figures of embeddings to write as JSON on the Trio thread, which takes about 0.2 ms."""
+"""Maximum numbers in embeddings that are written as JSON on the Trio thread, which takes about 0.2 ms."""
 
 
 def written_embeddings(embeddings: Embeddings, encoding: Encoding) -> orjson.Fragment:
-    """The figures of an `embed` event, written as JSON: the slow part of its frame. Any thread."""
+    """JSON of the numbers of an `embed` event: the slow part of its frame. Any thread."""
     if encoding == "base64":
         return orjson.Fragment(
             orjson.dumps(
@@ -208,14 +207,14 @@ def written_embeddings(embeddings: Embeddings, encoding: Encoding) -> orjson.Fra
 def encode_embeddings(
     embeddings: Embeddings, written: orjson.Fragment, warnings: tuple[str, ...], metadata: Mapping[str, Any] | None
 ) -> bytes:
-    """An embed event as a whole frame, of figures that were `written_embeddings` before."""
+    """An embed event as a frame, with numbers that `written_embeddings` has encoded."""
     head = {"event": "embed", "id": embeddings.id, "embeddings": written, "prompt_tokens": embeddings.prompt_tokens}
     warnings += embeddings.warnings
     return encode_frame(json_bytes.dumps({**head, **_if_any(warnings=warnings, metadata=metadata)}))
 
 
 def fragment(metadata: Mapping[str, Any]) -> orjson.Fragment:
-    """`metadata` written once, for many events."""
+    """`metadata` encoded once, for many events."""
     return orjson.Fragment(json_bytes.dumps(metadata))
 
 
@@ -239,7 +238,7 @@ def _parse_command(fields: dict[str, Any], strict: bool, version: str | None) ->
 def _rules(
     fields: dict[str, Any], kind: str, strict: bool, n_vocab: int | None, newer: Iterable[str] = ()
 ) -> Iterator[str]:
-    """What one field alone cannot tell; `newer` are the fields that the session's version does not have."""
+    """Lines for rules that span fields, or depend on the session. `newer` are fields that its version does not have."""
     if kind in ("generate", "tokenize"):
         if problem := prompt_problem([name for name in PROMPT_FIELDS if fields.get(name) is not None]):
             yield problem
@@ -252,7 +251,7 @@ def _rules(
 
 
 def _without_newer(fields: dict[str, Any], kind: str, later: Mapping[str, frozenset[str]]) -> Iterator[str]:
-    """Remove what later versions have, and name the paths of it."""
+    """Remove fields of later versions, and yield their paths."""
     for name in later.get(kind, frozenset()) & fields.keys():
         del fields[name]
         yield name

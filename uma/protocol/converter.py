@@ -1,8 +1,8 @@
 """The one cattrs converter: every rule by which the wire's JSON becomes the project's classes, and back.
 
-Structuring is strict (no `true` for 1, no string for a number; 2.0 is the integer 2) and thorough: all wrong fields of
-a message come out of one `BadRequest`, a line each. What a field can hold is said beside the field
-(`uma.constraints`), not here.
+Structuring is strict (no `true` for 1, no string for a number; 2.0 is the integer 2), and reports all wrong fields of a
+message in one `BadRequest`, a line each. The constraints of a field are stated with the field (`uma.constraints`), not
+here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ T = TypeVar("T")
 def structure(value: Mapping[str, Any], cls: type[T], more: Callable[[], Iterator[str]] | None = None) -> T:
     """`value` as a `cls`. Raises `BadRequest` with a line for each wrong field.
 
-    `more` adds the rules that span fields, as lines; it is asked whether or not the fields themselves are right.
+    `more` adds lines for rules that span fields; it is called whether or not the fields themselves are right.
     """
     lines: list[str] = []
     result: T | None = None
@@ -47,8 +47,8 @@ def structure(value: Mapping[str, Any], cls: type[T], more: Callable[[], Iterato
 
 
 def from_table(table: Any, cls: type[T], setting: str, where: str) -> T:
-    """The instance that a table describes, in a file that `setting` names. Raises `ConfigError`, which begins with
-    `where`, for anything else, a name that `cls` does not have included.
+    """Instance of `cls` from a TOML table in a file that `setting` names. Raises `ConfigError`, whose message begins
+    with `where`, for anything else, unknown names included.
     """
     known = ", ".join(hints_of(cls))
     if not isinstance(table, dict):
@@ -62,7 +62,7 @@ def from_table(table: Any, cls: type[T], setting: str, where: str) -> T:
 
 
 def unstructure(instance: Any) -> dict[str, Any]:
-    """An attrs instance as what JSON carries. Its own fields that hold their default are left out."""
+    """An attrs instance as JSON values. Its own fields that have their default are left out."""
     return {
         field.name: _converter.unstructure(value)
         for field in attrs.fields(instance.__class__)
@@ -71,7 +71,7 @@ def unstructure(instance: Any) -> dict[str, Any]:
 
 
 def unknown_fields(value: Any, hint: Any, path: str = "") -> Iterator[str]:
-    """The paths of the fields of `value` that a `hint` does not have; for a `value` that `structure` has taken."""
+    """Paths of the fields of `value` that a `hint` does not have; for a `value` that `structure` accepts."""
     hints, item = _shape(hint)
     if hints is not None and isinstance(value, dict):
         for name, member in value.items():
@@ -85,13 +85,13 @@ def unknown_fields(value: Any, hint: Any, path: str = "") -> Iterator[str]:
 
 
 def field_name(name: str) -> str:
-    """A member's name as messages write it: quoted and cut where it is no short identifier."""
+    """A field's name for messages: quoted and cut unless it is a short identifier."""
     return name if name.isidentifier() and len(name) <= 60 else show(name)
 
 
 @cache
 def _shape(hint: Any) -> tuple[dict[str, Any] | None, Any]:
-    """The fields of an object of this type, and what the items of a list of objects are; None where it is neither."""
+    """Fields of an object of this type, and the type of a list's items if these are objects; None for other types."""
     inner = _plain(hint)
     if attrs.has(inner):
         return hints_of(inner), None
@@ -99,12 +99,12 @@ def _shape(hint: Any) -> tuple[dict[str, Any] | None, Any]:
 
 
 def cut(lines: list[str], what: str) -> list[str]:
-    """`lines`, with what goes over `MAX_LINES` told in one."""
+    """`lines`, with those over `MAX_LINES` replaced by one."""
     return lines if len(lines) <= MAX_LINES else [*lines[:MAX_LINES], f"and more that are {what}"]
 
 
 class _WrongError(Exception):
-    """A value that is not what its field takes; the paths of `lines` are below that field."""
+    """A value that its field does not accept. The paths of `lines` are relative to that field."""
 
     def __init__(self, *lines: Wrong) -> None:
         super().__init__(*lines)
@@ -112,7 +112,7 @@ class _WrongError(Exception):
 
 
 def _lines(error: BaseException, path: str) -> Iterator[Wrong]:
-    """Each leaf of cattrs' tree of errors."""
+    """Each leaf of cattrs' tree of errors, as a line with its path."""
     if isinstance(error, cattrs.ClassValidationError):
         for field_error, field in error.group_exceptions()[0]:
             if isinstance(field_error, KeyError):
@@ -128,12 +128,12 @@ def _lines(error: BaseException, path: str) -> Iterator[Wrong]:
 
 
 def _structure_leaf(hint: Any) -> Callable[[Any, Any], Any]:
-    """Structure hook of types that hold no class of ours: the constraints know all about them."""
+    """Structure hook of types without a class of ours, which the constraints check completely."""
     is_tuple = _any_tuple(hint)
     passes = quick_check(hint)
 
     def structure_leaf(value: Any, _: Any) -> Any:
-        # JSON has one kind of list; the classes, being frozen, have tuples.
+        # The classes are frozen, so they have tuples for JSON's lists.
         value = tuple(value) if is_tuple and isinstance(value, list) else value
         value = float(value) if isinstance(value, Spelled) else value
         if passes(value):
@@ -147,14 +147,14 @@ def _structure_leaf(hint: Any) -> Callable[[Any, Any], Any]:
 
 
 def _whole(value: Any) -> Any:
-    """2.0 is the integer 2, as JSON Schema has it. Where a float is taken it has passed before."""
+    """2.0 as the integer 2, as JSON Schema defines it. (Where a float is expected, `passes` has accepted it before.)"""
     if isinstance(value, tuple):
         return tuple(map(_whole, value))
     return int(value) if isinstance(value, float) and abs(value) < 2**63 and value.is_integer() else value
 
 
 def _structure_nested(hint: Any) -> Callable[[Any, Any], Any]:
-    """Structure hook of an optional object, or an optional list of objects, of our classes."""
+    """Structure hook of an optional object of our classes, or an optional list of them."""
     inner = _plain(hint)
     is_optional = NoneType in get_args(hint)
     lengths = [constraint for constraint in _constraints(hint) if isinstance(constraint, Length)]
@@ -202,7 +202,7 @@ def _structure_class(cls: Any) -> Callable[[Any, Any], Any]:
 
 
 def _unstructure_items(values: tuple[Any, ...]) -> Any:
-    # Token ids by the 100,000 are left as they are. (Of a prompt's log probabilities, the first is None.)
+    # Not converted one by one: token ids can be 100,000. (The last item, as a prompt's first log probability is None.)
     return list(map(_converter.unstructure, values)) if values and attrs.has(type(values[-1])) else values
 
 
@@ -235,20 +235,20 @@ def _any_tuple(hint: Any) -> bool:
 
 
 _converter = cattrs.Converter(detailed_validation=True)
-# The last registered that fits is taken: leaves, then what nests a class, then the classes themselves.
+# cattrs uses the hook registered last that fits: leaves, then types that nest a class, then the classes themselves.
 _converter.register_structure_hook_factory(lambda hint: True, _structure_leaf)
 _converter.register_structure_hook_factory(_any_class, _structure_nested)
 _converter.register_structure_hook_factory(attrs.has, _structure_class)
 for _plainest in (str, int, float, bool):  # cattrs has hooks of its own for these, which convert instead of check
     _converter.register_structure_hook(_plainest, _structure_leaf(_plainest))
 _converter.register_unstructure_hook_func(lambda cls: not attrs.has(cls), lambda value: value)
-# By what it is, and not by what it was declared as.
+# Unstructure by the value's class, not by the declared type.
 _converter.register_unstructure_hook_func(
     lambda cls: not attrs.has(cls) and _any_class(cls),
     lambda value: _converter.unstructure(value),  # noqa: PLW0108
 )
 _converter.register_unstructure_hook(tuple, _unstructure_items)
-# Fields that they did not always have are written where they are given.
+# Fields that older versions of these classes lacked are written only where they are set.
 for _sparse in (Message, Tool, Answer, Usage):
     _converter.register_unstructure_hook(
         _sparse, make_dict_unstructure_fn(_sparse, _converter, _cattrs_omit_if_default=True)

@@ -1,6 +1,6 @@
-"""Frames: `uint32_le length | JSON bytes`, cut out of a byte stream at any split.
+"""Frames, `uint32_le length | JSON bytes`, decoded from a byte stream that is cut anywhere.
 
-The length is judged from the header alone, so that a peer that announces 4 GiB costs no memory.
+The length is checked as soon as the header is there, so a peer that announces 4 GiB costs no memory.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ HEADER_BYTES = 4
 DEFAULT_MAX_FRAME_BYTES = 1_048_576
 
 _COMPACT_ABOVE_BYTES = 65_536
-"""Bytes already read are dropped from the buffer's front once there are this many: rarely, yet never many kept."""
+"""Consumed bytes are removed from the buffer's front above this number: seldom, yet never many are kept."""
 
 
 def encode_frame(payload: bytes) -> bytes:
-    """`payload` behind its header. Raises `FrameTooLarge` where no header could tell its length (0, or 4 GiB)."""
+    """`payload` with its header. Raises `FrameTooLarge` for a length that a header cannot state (0, or 4 GiB)."""
     if not 0 < len(payload) < 2**32:
         raise FrameTooLarge(f"a frame holds 1 to {2**32 - 1:,} bytes, not {len(payload):,}")
     return len(payload).to_bytes(HEADER_BYTES, "little") + payload
 
 
 class FrameDecoder:
-    """Bytes in, payloads out. Holds at most one frame and what one `feed` brought after it.
+    """Bytes in, payloads out. Buffers at most one frame and the data that one `feed` added after it.
 
-    After `FrameTooLarge` nothing that follows can be told apart, so every later call raises it again.
+    After `FrameTooLarge` the boundaries of later frames are unknown, so every later call raises it again.
     """
 
     def __init__(self, max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES) -> None:
@@ -34,12 +34,14 @@ class FrameDecoder:
         self._poisoned: str | None = None
 
     def feed(self, data: bytes) -> None:
-        """Take bytes as they came from the peer, cut wherever they were. Never raises."""
+        """Take bytes from the peer, cut anywhere. Never raises."""
         if self._poisoned is None:
             self._buffer += data
 
     def next_frame(self) -> bytes | None:
-        """The next whole payload, or None until more is fed. Raises `FrameTooLarge` for 0 or over the cap."""
+        """The next whole payload, or None until more is fed. Raises `FrameTooLarge` for a length of 0 or over the
+        maximum.
+        """
         if self._poisoned is not None:
             raise FrameTooLarge(self._poisoned)
         start = self._read + HEADER_BYTES
@@ -56,7 +58,7 @@ class FrameDecoder:
 
     @property
     def is_mid_frame(self) -> bool:
-        """Whether a part of a frame has come and the rest has not (ask once `next_frame` gave None)."""
+        """Whether a frame is incomplete. Only valid after `next_frame` gave None."""
         return self._poisoned is None and len(self._buffer) > self._read
 
     def _poison(self, length: int) -> None:

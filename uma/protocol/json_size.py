@@ -1,8 +1,8 @@
-"""How much a JSON text holds, found out before it is parsed.
+"""Bounds the number of values in a JSON text before it is parsed.
 
-A parser holds the interpreter's lock, so all streams wait for it: 8 MB of text take a few milliseconds, but 8 MB of
-empty lists take seconds. What holds more than any request needs is refused; the worst of the rest takes some tenths of
-a second.
+A parser holds the GIL, so it stops all streams: 8 MB of text take a few milliseconds, but 8 MB of empty lists take
+seconds. A text with more values than any request needs is refused; the slowest accepted one takes some tenths of a
+second.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from uma.errors import BadRequest, InvalidJson, UmaError
 from uma.json_bytes import is_balanced, outside_strings
 
 MAX_CONTAINERS = 65_536
-"""Maximum lists and objects of one text. A conversation of as many messages as allowed has three for each."""
+"""Maximum lists and objects of one text. A conversation with the maximum of messages has three for each."""
 MAX_MEMBERS = 131_072
 """Maximum members of objects. Such a conversation has four for each message."""
 MAX_COMMAS = 524_288
@@ -19,8 +19,8 @@ MAX_COMMAS = 524_288
 
 
 def check_size(data: bytes) -> None:
-    """Raise `BadRequest` where a JSON text holds more than that, and `InvalidJson` where the brackets of such a one
-    tell that it is no JSON. A text within the bounds is not checked.
+    """Raise `BadRequest` where a JSON text exceeds these bounds; `InvalidJson` where its brackets also show that it is
+    not JSON. A text within the bounds is not checked for validity.
     """
     containers = members = commas = 0
     for block in outside_strings(data):

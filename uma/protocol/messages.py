@@ -1,7 +1,7 @@
-"""The protocol's messages as frozen classes: what a client can say, and what a server answers.
+"""Messages of the protocol as frozen classes: what a client sends, and what a server answers.
 
-Their fields' types carry the rules (`uma.constraints`), so that the converter, the constructors and the JSON Schemas
-cannot disagree. On the wire a request's sampling parameters stand flat beside its `id`.
+The constraints stand in the fields' types (`uma.constraints`), so that converter, constructors and JSON Schemas cannot
+disagree. On the wire a request's sampling parameters stand flat beside its `id`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ E = TypeVar("E")
 Encoding = Literal["float", "base64"]
 Id = Annotated[str, Length(1, 128)]
 
-# What a client can say.
+# Messages of a client.
 
 
 @attrs.frozen
@@ -60,39 +60,39 @@ class Hello:
     client: Annotated[str, Length(0, 128)] = ""
     """`name/version`, for the server's log."""
     strict: bool = False
-    """Unknown request fields are refused instead of named in `warnings`."""
+    """Refuse unknown request fields, instead of naming them in `warnings`."""
     model: ModelName | None = None
-    """The model of requests that name none, where the server has several; None: its default."""
+    """Model for requests that name none, where the server has several; None: its default."""
     loads: bool = True
-    """Have that model loaded where it never was, for its card. False: the answer comes at once; what it says of a model
-    that is not known yet is empty."""
+    """Load that model, if it never was, to answer with its card. False: answer at once; the card of a model that was
+    never loaded is then empty."""
     warnings: tuple[str, ...] = ()
 
 
 @attrs.frozen
 class Sender:
-    """Whose a request is, where a program asks for clients of its own. Heeded of the user that the server runs as, and
-    root.
+    """Owner of a request, for programs that serve clients of their own. Only accepted from the user that the server
+    runs as, and root.
     """
 
     client: Annotated[str, Length(0, 128)] = ""
-    """Tells the program's clients apart: they take turns as sessions do."""
+    """Key of the program's client: its clients are scheduled in turns, as sessions are."""
     origin: Annotated[str, Length(0, 256)] = ""
-    """The client in words for people, as `activity` tells it."""
+    """Description of the client for people, as `activity` shows it."""
     owner: Annotated[str, Length(0, 128)] = ""
-    """Whose the request is, for `explain`; empty: the server's own user's."""
+    """Owner of the request, for `explain`; empty: the server's own user."""
 
 
 @attrs.frozen
 class Generate:
-    """A generation asked for (`type` absent or `generate`)."""
+    """Generation request (`type` absent or `generate`)."""
 
     request: Request
     keep_alive: bool = False
-    """A plain session stays open after this request's `eos`."""
+    """Keep a plain session open after this request's `eos`."""
     sender: Sender | None = None
     warnings: tuple[str, ...] = ()
-    """What was ignored or cut. The `eos` repeats it."""
+    """Fields that were ignored or cut. The `eos` repeats them."""
 
 
 @attrs.frozen
@@ -111,38 +111,38 @@ class EndThinking:
 
 @attrs.frozen(kw_only=True)
 class Marked:
-    """What each question that has no request in it has, and its answer."""
+    """Common fields of queries that contain no request, and of their answers."""
 
     id: Id | None = None
     warnings: tuple[str, ...] = ()
-    """What was ignored of the question. The answer repeats it."""
+    """Fields of the query that were ignored. The answer repeats them."""
 
 
 @attrs.frozen
 class MetricsQuery(Marked):
-    """A snapshot asked for: `{"type": "metrics"}`."""
+    """Query for a snapshot of the metrics: `{"type": "metrics"}`."""
 
 
 @attrs.frozen
 class ActivityQuery(Marked):
-    """What runs just now asked for: `{"type": "activity"}`."""
+    """Query for the running requests: `{"type": "activity"}`."""
 
     request: Annotated[str, Length(0, 128)] = ""
-    """Id of the requests to tell of; empty: all."""
+    """Id of the requests to report; empty: all."""
 
 
 @attrs.frozen
 class ExplainQuery(Marked):
-    """An account asked for of where the time of a request went: `{"type": "explain", "request": …}`."""
+    """Query for where the time of a request went: `{"type": "explain", "request": …}`."""
 
     request: Annotated[str, Length(0, 128)] = ""
-    """Id of the request; empty: the newest one of this user."""
+    """Id of the request; empty: this user's newest one."""
     sender: Sender | None = None
 
 
 @attrs.frozen
 class TraceQuery(Marked):
-    """A trace of the next seconds asked for: `{"type": "trace", "seconds": …}`.
+    """Query for a trace of the next seconds: `{"type": "trace", "seconds": …}`.
 
     For the user that the server runs as, and root.
     """
@@ -152,7 +152,7 @@ class TraceQuery(Marked):
 
 @attrs.frozen
 class EndQuery(Marked):
-    """The end asked for of a running request, whichever session it is of: `{"type": "end", "number": …}`.
+    """Command to end a running request of any session: `{"type": "end", "number": …}`.
 
     For the user that the server runs as, and root.
     """
@@ -163,37 +163,39 @@ class EndQuery(Marked):
 
 @attrs.frozen
 class PauseQuery(Marked):
-    """A pause asked for, in which nothing is computed: `{"type": "pause", "seconds": …}`. Answered by a `health` event.
+    """Command to pause all computation: `{"type": "pause", "seconds": …}`. Answered by a `health` event.
 
     For the user that the server runs as, and root.
     """
 
     seconds: Annotated[float, Range(ge=0, le=MAX_PAUSE_SEC)] = MAX_PAUSE_SEC
-    """0: go on."""
+    """Length of the pause; 0: resume."""
 
 
 @attrs.frozen
 class ModelsQuery(Marked):
-    """List asked for of all models of a server that has several: `{"type": "models"}`."""
+    """Query for the list of models, of a server that has several: `{"type": "models"}`."""
 
     reload: bool = False
-    """Look for new ones first."""
+    """Search the folders for new models first."""
 
 
 @attrs.frozen
 class LoadQuery(Marked):
-    """A model to be loaded, of a server that has several: `{"type": "load", "model": …}`. Answered once it is."""
+    """Command to load a model, of a server that has several: `{"type": "load", "model": …}`. Answered once it is
+    loaded.
+    """
 
     model: ModelName | None = None
     """None: the server's default."""
     keep_sec: float | None = None
-    """How long it stays without a request from then on; 0: it leaves at once, below 0: as if pinned, null: as it was
-    said last. Below 0 and above 86,400 are for those who can pin."""
+    """Time for which the model stays loaded without requests; 0: it is unloaded at once, below 0: as if pinned, null:
+    as it was set last. Values below 0 and above 86,400 are for users who can pin."""
 
 
 @attrs.frozen
 class UnloadQuery(Marked):
-    """A model to leave once its requests have ended: `{"type": "unload", "model": …}`. Answered at once.
+    """Command to unload a model once its requests have ended: `{"type": "unload", "model": …}`. Answered at once.
 
     For the user that the server runs as, and root.
     """
@@ -204,7 +206,7 @@ class UnloadQuery(Marked):
 
 @attrs.frozen
 class PinQuery(Marked):
-    """A model to be loaded and to stay, whatever needs its memory: `{"type": "pin", "model": …}`.
+    """Command to load a model and keep it loaded, whatever needs its memory: `{"type": "pin", "model": …}`.
 
     For the user that the server runs as, and root.
     """
@@ -212,41 +214,41 @@ class PinQuery(Marked):
     model: ModelName | None = None
     """None: the server's default."""
     pinned: bool = True
-    """False: take that back; the model stays until it has to leave."""
+    """False: unpin the model; it stays loaded until its memory is needed."""
 
 
 @attrs.frozen
 class HealthQuery(Marked):
-    """Health asked for, which says whether generation works: `{"type": "health"}`."""
+    """Query whether generation works: `{"type": "health"}`."""
 
     probe: bool = True
-    """Really generate one token; false: the status alone."""
+    """Generate one token as a test; false: report the status alone."""
 
 
 @attrs.frozen
 class TokenizeQuery:
-    """Token ids asked for: `{"type": "tokenize", "id": …}` with one of `prompt`, `messages`, `token_ids`."""
+    """Query for token ids: `{"type": "tokenize", "id": …}` with one of `prompt`, `messages`, `token_ids`."""
 
     request: Request
     pieces: bool = False
-    """Tell what each token stands for, too."""
+    """Return the bytes of each token, too."""
     warnings: tuple[str, ...] = ()
 
 
 @attrs.frozen
 class EmbedQuery:
-    """Embeddings asked for: `{"type": "embed", "id": …}` with one of `texts` and `token_ids`."""
+    """Query for embeddings: `{"type": "embed", "id": …}` with one of `texts` and `token_ids`."""
 
     request: EmbedRequest
     encoding: Encoding = "float"
-    """How the figures come back: as numbers, or as the base64 of 32-bit floats, little-endian."""
+    """Encoding of the embeddings: numbers, or the base64 of 32-bit floats, little-endian."""
     sender: Sender | None = None
     warnings: tuple[str, ...] = ()
 
 
 @attrs.frozen
 class RerankQuery:
-    """A ranking asked for: `{"type": "rerank", "id": …, "query": …, "documents": […]}`."""
+    """Query for a ranking: `{"type": "rerank", "id": …, "query": …, "documents": […]}`."""
 
     request: RerankRequest
     sender: Sender | None = None
@@ -255,7 +257,7 @@ class RerankQuery:
 
 @attrs.frozen
 class DecideQuery:
-    """Decisions asked for: `{"type": "decide", "id": …, "messages": […], "questions": […]}`."""
+    """Query for decisions: `{"type": "decide", "id": …, "messages": […], "questions": […]}`."""
 
     request: DecisionRequest
     sender: Sender | None = None
@@ -263,38 +265,38 @@ class DecideQuery:
 
 
 WholeQuery = EmbedQuery | RerankQuery | DecideQuery
-"""What is computed and answered in one piece. A client can cancel it."""
+"""Queries that are computed and answered in one piece. A client can cancel them."""
 
 ModelQuery = ModelsQuery | LoadQuery | UnloadQuery | PinQuery
-"""What is asked of a server that has several models."""
+"""Queries for a server that has several models."""
 MarkedQuery = (
     MetricsQuery | ActivityQuery | ExplainQuery | TraceQuery | EndQuery | PauseQuery | ModelQuery | HealthQuery
 )
-"""What has no request in it."""
+"""Queries that contain no request."""
 PlainQuery = MarkedQuery | TokenizeQuery
-"""Questions that no client can cancel."""
+"""Queries that a client cannot cancel."""
 Query = PlainQuery | WholeQuery
-"""What a client asks besides a generation. Each has one answer."""
+"""All messages that ask for one answer: all but generations."""
 
 ClientMessage = Hello | Generate | Cancel | EndThinking | Query
 
-# What a server answers. An event that carries a class of `uma.types` extends it by what only the wire has.
+# Events of a server. An event that carries a class of `uma.types` extends it by fields that only the wire has.
 
 
 def told_as(event: type[E], what: Any, **more: Any) -> E:
-    """The wire's form of an object whose class `event` extends, with `more` fields."""
+    """The `event` that carries `what`, an object of the class that `event` extends, with `more` fields."""
     return event(**{field.name: getattr(what, field.name) for field in attrs.fields(type(what))} | more)
 
 
 def carried(event: Any) -> Any:
-    """The object that such an event carries, as `uma.types` has it."""
+    """The object of `uma.types` that such an event carries."""
     cls: Any = type(event).__base__
     return cls(**{field.name: getattr(event, field.name) for field in attrs.fields(cls)})
 
 
 @attrs.frozen
 class HelloEvent:
-    """The answer to `Hello`: the version spoken from here on, and the server's card."""
+    """The answer to `Hello`: the version of this session, and the server's card."""
 
     version: str
     server: str
@@ -304,7 +306,7 @@ class HelloEvent:
     warnings: tuple[str, ...] = ()
     chat_template: str = ""
     models: tuple[str, ...] = ()
-    """Names of all models that requests can ask for; none: this one alone."""
+    """Names of all models that requests can ask for; empty: only this one."""
 
     @classmethod
     def of(cls, info: ServerInfo, version: str, warnings: tuple[str, ...] = ()) -> HelloEvent:
@@ -320,7 +322,7 @@ class HelloEvent:
 
 @attrs.frozen
 class PromptEvent(Prompt):
-    """The prompt, before the first token, where `echo` or `prompt_logprobs` asked for it, or its summary alone."""
+    """The prompt, before the first token, where `echo` or `prompt_logprobs` asked for it, or only its summary."""
 
     metadata: dict[str, Any] | None = None
 
@@ -364,40 +366,40 @@ class ToolCallEvent(ToolCallDelta):
 
 @attrs.frozen
 class EosEvent(Finished):
-    """A request's end. `text` and `token_ids` are there where `stream` was false."""
+    """End of a request. `text` and `token_ids` are set where `stream` was false."""
 
     metadata: dict[str, Any] | None = None
 
 
 @attrs.frozen
 class WrongField:
-    """What is wrong with one field of a request."""
+    """Error of one field of a request."""
 
     field: str
-    """Path of the field; empty where it is the request as a whole."""
+    """Path of the field; empty where the error is about the whole request."""
     why: str
 
 
 @attrs.frozen
 class ErrorEvent:
-    """What went wrong. With an `id` it ends that request; without, it speaks of the session or of a refused frame."""
+    """An error. With an `id` it ends that request; without one it is about the session or a refused frame."""
 
     code: str
     message: str
     id: str | None = None
     retry_after_ms: int | None = None
-    """There where trying the same again later can help."""
+    """Set where the same request can succeed later."""
     metadata: dict[str, Any] | None = None
     prompt_tokens: int | None = None
-    """Minimum length of a prompt that does not fit the context; `n_ctx` is the context's."""
+    """Minimum length of a prompt that does not fit the context of `n_ctx` tokens."""
     n_ctx: int | None = None
     wrong: tuple[WrongField, ...] = ()
-    """Lines of `message`, in their order, where some are about fields."""
+    """Lines of `message` in order, if any of them is about a field."""
 
 
 @attrs.frozen
 class MetricsEvent(Marked):
-    """A snapshot. Flat on the wire: its fields stand beside `event`."""
+    """A snapshot of the metrics. Flat on the wire: its fields stand beside `event`."""
 
     snapshot: Mapping[str, Any]
 
@@ -419,10 +421,10 @@ class ExplainEvent(Marked):
 
 @attrs.frozen
 class TraceEvent(Marked):
-    """The answer to `TraceQuery`, once its time is over."""
+    """The answer to `TraceQuery`, at the end of the traced time."""
 
     trace: str
-    """JSON in the trace event format of Chrome, as Perfetto takes it."""
+    """JSON in Chrome's trace event format, which Perfetto reads."""
 
 
 @attrs.frozen
@@ -430,15 +432,15 @@ class EndEvent(Marked):
     """The answer to `EndQuery`."""
 
     ended: bool
-    """False: no such request ran any more."""
+    """False: no such request was running."""
 
 
 @attrs.frozen
 class ModelsEvent(Marked):
-    """The answer to `ModelsQuery`, and with the one model to what is asked of one."""
+    """The answer to `ModelsQuery`; with a single model the answer to the other model queries."""
 
     models: tuple[ListedModel, ...]
-    """The default one first."""
+    """Models, the default one first."""
 
 
 @attrs.frozen
@@ -451,12 +453,12 @@ class HealthEvent(Health):
 
 @attrs.frozen
 class LoadingEvent(LoadState):
-    """What came in this session waits until the model is loaded; sent when it begins to wait and about once a second.
-    It is followed by the answers, or by an error where the model cannot be loaded.
+    """A notice that messages of this session wait for the model to be loaded. Sent when they begin to wait, and about
+    once a second. Followed by their answers, or by an error where the model cannot be loaded.
     """
 
     id: str | None = None
-    """The request that waits for its model, where the server has several; None: the session."""
+    """Request that waits for its model, where the server has several; None: the session."""
 
 
 @attrs.frozen
@@ -467,10 +469,10 @@ class TokenizeEvent:
     token_ids: tuple[int, ...]
     warnings: tuple[str, ...] = ()
     text: str | None = None
-    """What the ids stand for, where `messages` or `token_ids` were asked about."""
+    """Text of the ids, where the query had `messages` or `token_ids`."""
     added_tokens: int = 0
     pieces: tuple[str, ...] | None = None
-    """Each token's bytes in base64, where they were asked for."""
+    """Bytes of each token in base64, where the query asked for them."""
 
     @classmethod
     def of(cls, query: TokenizeQuery, found: Tokenized) -> TokenizeEvent:
@@ -491,22 +493,22 @@ class EmbedEvent:
 
     id: str
     embeddings: tuple[str | list[float] | None, ...]
-    """Each as the base64 of 32-bit floats, little-endian, or as numbers; null: the text has no token."""
+    """Embeddings as base64 of 32-bit floats, little-endian, or as numbers; null: the text has no token."""
     prompt_tokens: tuple[int, ...]
-    """Tokens of each text."""
+    """Number of tokens of each text."""
     warnings: tuple[str, ...] = ()
     metadata: dict[str, Any] | None = None
     reason: Literal["stop", "cancelled"] = "stop"
-    """`cancelled`: at the client's wish, without a result."""
+    """`cancelled`: the client cancelled the query, and there is no result."""
 
     @property
     def result(self) -> Embeddings:
-        """The event as `uma.types` has it. Raises `ValueError` for what is no base64 of 32-bit floats."""
+        """The event as `uma.types` has it. Raises `ValueError` for anything but base64 of 32-bit floats."""
         return Embeddings(self.id, tuple(map(_vector, self.embeddings)), self.prompt_tokens, self.warnings)
 
 
 def _each_once(convert: Callable[[S], T], pieces: Sequence[S]) -> tuple[T, ...]:
-    """`convert` of each piece, called once for equal ones: of 100,000 tokens few are different."""
+    """`convert` of each piece, called once for equal ones: 100,000 tokens have few different ones."""
     known = {piece: convert(piece) for piece in set(pieces)}
     return tuple(map(known.__getitem__, pieces))
 
@@ -529,7 +531,7 @@ class RerankEvent(Ranking):
     warnings: tuple[str, ...] = ()
     metadata: dict[str, Any] | None = None
     reason: Literal["stop", "cancelled"] = "stop"
-    """`cancelled`: at the client's wish, without a result."""
+    """`cancelled`: the client cancelled the query, and there is no result."""
 
 
 @attrs.frozen
@@ -539,12 +541,12 @@ class DecideEvent(Decisions):
     warnings: tuple[str, ...] = ()
     metadata: dict[str, Any] | None = None
     reason: Literal["stop", "cancelled"] = "stop"
-    """`cancelled`: at the client's wish, without a result."""
+    """`cancelled`: the client cancelled the query, and there is no result."""
 
 
 @attrs.frozen
 class UnknownEvent:
-    """An event of a name that this side does not know: a newer server's. To be ignored."""
+    """An event with a name of a newer server. Must be ignored."""
 
     event: str
     id: str | None = None

@@ -5,11 +5,11 @@ from __future__ import annotations
 from uma.errors import BadRequest, InvalidJson, PromptTooLarge
 
 METRICS_LINE = "/metrics"
-"""The line that asks for one line of metrics, after which the server closes."""
+"""Line that asks for one line of metrics, after which the server closes."""
 
 
 class LineDecoder:
-    """Bytes in, lines out. A line over the cap is an error as soon as the cap is passed, not when its end comes."""
+    """Bytes in, lines out. A line that is too long is an error as soon as it exceeds the maximum, not at its end."""
 
     def __init__(self, max_line_bytes: int) -> None:
         self._max_line_bytes = max_line_bytes
@@ -17,14 +17,14 @@ class LineDecoder:
         self._searched = 0
 
     def feed(self, data: bytes) -> None:
-        """Take bytes as they came. Never raises."""
+        """Take bytes from the peer. Never raises."""
         self._buffer += data
 
     def next_line(self) -> str | None:
         """The next line without its end (`\\n` or `\\r\\n`), or None until more is fed.
 
-        Raises `PromptTooLarge` (nothing that follows is of use then), `InvalidJson` for bytes that are not UTF-8 and
-        `BadRequest` for a NUL; after these two the next line can be read.
+        Raises `PromptTooLarge`, after which later data is useless; `InvalidJson` for bytes that are not UTF-8, and
+        `BadRequest` for a NUL, after which the next line can be read.
         """
         end = self._buffer.find(b"\n", self._searched)
         length = len(self._buffer) if end < 0 else end
@@ -40,7 +40,7 @@ class LineDecoder:
 
     @property
     def is_mid_line(self) -> bool:
-        """Whether a part of a line has come and the rest has not."""
+        """Whether a line is incomplete."""
         return bool(self._buffer)
 
 

@@ -1,8 +1,7 @@
-"""The messages' JSON Schemas (2020-12), made from the classes that the parser uses: neither can say what the other
-does not.
+"""JSON Schemas (2020-12) of the messages, generated from the classes that the parser uses, so that they cannot differ.
 
-Two rules are stricter than a schema can tell: a number written as `1.0` is no integer to the parser, and `metadata` and
-a grammar's `json_schema` can be nested 64 levels deep.
+Two rules of the parser cannot be expressed: a number written as `1.0` is no integer, and `metadata` and a grammar's
+`json_schema` can be nested at most 64 levels deep.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", dict:
 
 
 def schemas() -> dict[str, dict[str, Any]]:
-    """A schema for each message by name: `generate`, `cancel` … for a client's, `event.token` … for a server's."""
+    """Schema of each message by name: `generate`, `cancel` … for a client's, `event.token` … for a server's."""
     made = {kind: _request(kind) for kind in REQUESTS}
     for name, (_, flat) in COMMANDS.items():
         made[name] = _message(name, flat, {"event": {"const": name}}, ["event"])
@@ -68,7 +67,9 @@ def _id(name: str) -> str:
 
 
 def object_schema(cls: type, nested: dict[str, Any]) -> dict[str, Any]:
-    """An object with the fields of `cls`; `nested` gathers the `$defs`. Unknown fields are ignored, so allowed."""
+    """Schema of an object with the fields of `cls`. Adds schemas of nested classes to `nested`. Unknown fields are
+    allowed, because the parser ignores them.
+    """
     owners = OWNERS.get(cls, (cls,))
     described = (base for owner in owners for base in reversed(owner.__mro__) if attrs.has(base))
     docs = {field: text for base in described for field, text in _docs_of(base).items()}
@@ -115,7 +116,7 @@ def _schema_of(hint: Any, nested: dict[str, Any]) -> dict[str, Any]:
 
 
 _COUNTED = {"array": "Items", "object": "Properties"}
-"""How JSON Schema's words for a length end, by type."""
+"""Suffix of JSON Schema's keywords for a length (`minItems`), by type."""
 
 
 def _bounds(constraint: Any, counted: str = "Length") -> dict[str, Any]:
@@ -142,12 +143,12 @@ def _summary(cls: type) -> str:
 
 
 _PARSING = threading.Lock()
-"""Held while source is parsed: Python 3.11's `ast.parse` raises `SystemError` in two threads at a time."""
+"""Lock for parsing source code: Python 3.11's `ast.parse` raises `SystemError` when two threads call it at once."""
 
 
 @cache
 def _docs_of(cls: Any) -> dict[str, str]:
-    """The string below each field, as attrs classes of this project document their fields. Empty without the source."""
+    """Text below each field, which is how attrs classes here document their fields. Empty where there is no source."""
     try:
         with _PARSING:
             tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))

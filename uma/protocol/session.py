@@ -1,5 +1,5 @@
-"""One session of the wire, from its first frame to its end: what can come when, which requests run, what is closed
-after what. No I/O: bytes go in, messages come out; events go in, bytes come out.
+"""One session of the protocol, from its first frame to its end: valid messages in each state, running requests, and
+closing. No I/O: bytes go in, messages come out; events go in, bytes come out.
 
 Theory of operation
 ===================
@@ -26,18 +26,18 @@ A server drives a `ServerSession` so::
     if session.flushed():
         close the socket and cancel what runs
 
-`next_message` is `next_payload`, `parse` and `admit` in one. A server that must not stop for the time that a large
-frame takes to read calls these three itself: `parse` can run in any thread, since it touches no state.
+`next_message` combines `next_payload`, `parse` and `admit`. A server that must not block while a large frame is parsed
+calls these three itself: `parse` can run in any thread, because it changes no state.
 
-Everything that returns bytes returns whole frames, to be written in the order in which they were asked for; once the
-session is closing it returns `b""`, so a task that comes late needs no check of its own. After a `Refused` that is
-fatal, `next_message` gives None for ever. What the clock or the operator ends is told by `session.fail(error)` without
-an id: the idle timeout, too many sessions, the end of the server. `session.drain()` lets what runs come to its end.
+All methods that return bytes return whole frames, which must be written in the order of the calls. Once the session is
+closing they return `b""`, so a late task needs no check of its own. After a fatal `Refused`, `next_message` always
+gives None. A timeout, a limit or a shutdown ends the session by `session.fail(error)` without an id. `session.drain()`
+lets running requests end first.
 
 A client drives a `ClientSession`: `write(session.hello())`, `write(session.send(Generate(request)))`,
 `session.receive(data)`, `session.next_event()`.
 
-The states, and what each error does to the session, stand in `states`.
+`states` has the states, and the effect of each error on the session.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ from uma.wrong import Wrong
 
 @attrs.frozen
 class Refused:
-    """A frame that was not taken. `data` is the error event as a frame, to be written."""
+    """A frame that was refused. `data` is the error event as a frame, to be written."""
 
     event: ErrorEvent
     data: bytes
@@ -143,7 +143,7 @@ Incoming = ClientMessage | Refused
 
 @attrs.frozen
 class Unparsed:
-    """A payload that is no message: why, and the id and metadata that its error carries."""
+    """A payload that is not a valid message: the error, and the id and metadata that the error event carries."""
 
     error: UmaError
     id: str | None = None
@@ -154,9 +154,9 @@ Parsed = ClientMessage | Unparsed
 
 
 class ServerSession:
-    """One session, seen from the server. Belongs to one thread; the reading, writing and request tasks share it.
+    """Server side of one session. Belongs to one thread; reading, writing and request tasks share it.
 
-    `max_frame_bytes` bounds what a client can send, `n_vocab` the ids of its tokens; None: unbounded.
+    `max_frame_bytes` bounds the frames of the client, `n_vocab` its token ids; None: unbounded.
     """
 
     def __init__(
@@ -167,33 +167,34 @@ class ServerSession:
     ) -> None:
         self.phase = Phase.START
         self.version: str | None = None
-        """What was agreed on in hello; None in a plain session."""
+        """Version agreed on in hello; None in a plain session."""
         self.client = ""
-        """What the client called itself in hello."""
+        """Name that the client gave itself in hello."""
         self._frames = FrameDecoder(max_frame_bytes)
         self._n_vocab = n_vocab
         self._strict = False
         self._hello_warnings: tuple[str, ...] = ()
         self._is_draining = False
         self._running: dict[str | int, RequestExchange] = {}
-        """Running requests by id; a query without one, by the identity of its message."""
+        """Running requests by id; queries without an id by the identity of their message."""
 
     def bound(self, *, n_vocab: int | None, max_frame_bytes: int) -> None:
-        """Set the bounds that are known once the model is loaded."""
+        """Set the bounds that are known only once the model is loaded."""
         self._n_vocab, self._frames.max_frame_bytes = n_vocab, max_frame_bytes
 
-    # What comes in.
+    # Incoming bytes and messages.
 
     def receive(self, data: bytes) -> None:
-        """Take bytes as they came. Never raises; what is wrong with them comes out of `next_message`."""
+        """Take bytes from the peer. Never raises; errors come out of `next_message`."""
         if not self.is_closing:
             self._frames.feed(data)
 
     def next_message(self) -> Incoming | None:
-        """The next message to act on, or None until more bytes are received (or for ever, once closing).
+        """The next message to act on, or None until more bytes are received (or always, once closing).
 
-        Never raises: a bad frame comes out as `Refused`. A cancel for what does not run, or was cancelled already, is
-        swallowed here, so a `Cancel` that comes out always has a running generation. `EndThinking` likewise.
+        Never raises: a bad frame comes out as `Refused`. A cancel for a request that does not run, or was already
+        cancelled, is dropped, so each `Cancel` that comes out has a running generation. The same holds for
+        `EndThinking`.
         """
         while (payload := self.next_payload()) is not None:
             message = payload if isinstance(payload, Refused) else self.admit(self.parse(payload))
@@ -211,9 +212,9 @@ class ServerSession:
             return self._refuse(error, None, None)
 
     def parse(self, payload: bytes) -> Parsed:
-        """What a payload says. Never raises. Any thread; the payload before it must have been admitted."""
+        """Parse a payload. Never raises. Any thread, once the payload before it was admitted."""
         try:
-            if len(payload) > BLOCK_BYTES:  # a shorter one cannot hold too much
+            if len(payload) > BLOCK_BYTES:  # a shorter one cannot exceed the bounds
                 check_size(payload)
             fields = read_object(payload)
         except UmaError as error:
@@ -229,9 +230,9 @@ class ServerSession:
             return Unparsed(error, *marks_of(fields))
 
     def admit(self, parsed: Parsed) -> Incoming | None:
-        """Take in what `parse` gave, in the order of the payloads. Never raises.
+        """Act on the result of `parse`, in the order of the payloads. Never raises.
 
-        None where there is nothing to act on: a cancel without effect, or a session that began to close meanwhile.
+        None where there is nothing to act on: a cancel without effect, or a session that is closing by now.
         """
         if self.is_closing:
             return None
@@ -289,7 +290,7 @@ class ServerSession:
 
     def _refuse(self, error: UmaError, id: str | None, metadata: dict[str, Any] | None) -> Refused:
         if id in self._running:
-            id = None  # an error with the id of a running request would end that one in the client's eyes
+            id = None  # the client takes an error with a running request's id for that request's end
         event = _error_event(error, id, metadata)
         data = encode_event(event)
         is_fatal = self._closes_after(error)
@@ -297,10 +298,10 @@ class ServerSession:
             self._close()
         return Refused(event, data, is_fatal)
 
-    # What goes out.
+    # Outgoing frames.
 
     def welcome(self, info: ServerInfo) -> bytes:
-        """The answer to the `Hello` that came."""
+        """The answer to the client's `Hello`."""
         if self.is_closing:
             return b""
         if self.version is None:
@@ -308,8 +309,8 @@ class ServerSession:
         return encode_event(HelloEvent.of(info, self.version, self._hello_warnings), self.version)
 
     def relay(self, event: Event, written: bytes | None = None) -> bytes:
-        """An engine's event for its request, as a frame: with the request's metadata, and its warnings in the `eos`,
-        which can have been `written` before (`eos`).
+        """An engine's event as a frame: with the request's metadata, and in the `eos` with its warnings. An `eos` can
+        be encoded already (`written`, by `eos`).
 
         Raises `LocalProtocolError` where no request of that id runs.
         """
@@ -328,14 +329,14 @@ class ServerSession:
         return data
 
     def eos(self, event: Finished) -> bytes:
-        """The last frame of a request, which `relay` takes. Any thread: with log probabilities it is long."""
+        """The last frame of a request, to be passed to `relay`. Any thread: with log probabilities it is long."""
         if (exchange := self._running.get(event.id)) is None:
             raise _not_running(event.id)
         warnings = (*exchange.warnings, *event.warnings)
         return encode_event(told_as(EosEvent, event, metadata=exchange.metadata, warnings=warnings), self.version)
 
     def answer_embed(self, query: EmbedQuery, embeddings: Embeddings, written: orjson.Fragment) -> bytes:
-        """See `answer`. The figures are what `written_embeddings` wrote, in another thread where they are many."""
+        """See `answer`. `written` comes from `written_embeddings`, in another thread where there are many numbers."""
         if self.is_closing:
             return b""
         data = encode_embeddings(embeddings, written, query.warnings, query.request.metadata)
@@ -343,7 +344,7 @@ class ServerSession:
         return data
 
     def cancelled(self, query: WholeQuery) -> bytes:
-        """The answer, without any result, to a query that the client cancelled."""
+        """Answer without a result to a query that the client cancelled."""
         if self.is_closing:
             return b""
         id, metadata = query.request.id, query.request.metadata
@@ -353,7 +354,9 @@ class ServerSession:
         return data
 
     def answer(self, query: Query, result: Any) -> bytes:
-        """The answer to a query, as a frame, of what `uma.types` has for it. Ends the query, and so a plain session."""
+        """Answer to a query as a frame; `result` is its object of `uma.types`. Ends the query, and therefore a plain
+        session.
+        """
         if self.is_closing:
             return b""
         if isinstance(query, EmbedQuery):
@@ -363,9 +366,9 @@ class ServerSession:
         return data
 
     def fail(self, error: UmaError, id: str | None = None) -> bytes:
-        """An error, as a frame. With `id` it ends that request; without, it is the whole session's, and closes it.
+        """An error as a frame. With an `id` it ends that request; without one it ends the session.
 
-        Whether a request's error closes the session follows from `AFTER_ERROR` and from what else runs. Raises
+        `AFTER_ERROR` and the other running requests decide whether a request's error also closes the session. Raises
         `LocalProtocolError` where no request of that id runs.
         """
         if self.is_closing:
@@ -376,22 +379,22 @@ class ServerSession:
         return self._fail(error, id, id)
 
     def fail_query(self, query: Query, error: UmaError) -> bytes:
-        """An error instead of a query's answer; the query can have no id."""
+        """An error instead of a query's answer; the query can be without an id."""
         if self.is_closing:
             return b""
         key = _key(query)
         return self._fail(error, key, key if isinstance(key, str) else None)
 
     def drain(self) -> bytes:
-        """No more requests: each new one is refused with `E_RUNTIME_SHUTDOWN`, but health and metrics are answered.
+        """Refuse each new request with `E_RUNTIME_SHUTDOWN`, but answer health and metrics queries.
 
-        Closes once nothing runs; now, if so.
+        Closes once nothing runs, which can be now.
         """
         self._is_draining = True
         return b"" if self._running else self.fail(ShuttingDown(STOPPING))
 
     def flushed(self) -> bool:
-        """All that was handed out has been written. True: close the socket now."""
+        """Note that all returned frames were written. True: close the socket now."""
         if self.phase is Phase.CLOSING:
             self._move("flushed")
         return self.phase is Phase.CLOSED
@@ -409,7 +412,7 @@ class ServerSession:
         return data
 
     def _taken_out(self, key: str | int) -> RequestExchange:
-        """What ran under a key, which is free from now on."""
+        """Remove the request of a key, which is free from now on, and return it."""
         if (exchange := self._running.pop(key, None)) is None:
             raise _not_running(key)
         return exchange
@@ -418,7 +421,7 @@ class ServerSession:
         """Whether `error` closes the session, given what else runs."""
         after = AFTER_ERROR.get(error.code, After.CLOSED_IF_PLAIN)
         if isinstance(error, ShuttingDown) and self._running:
-            self._is_draining = True  # what was accepted comes to its end first
+            self._is_draining = True  # accepted requests end first
             return False
         if after is After.CLOSED_IF_PLAIN:
             return self.phase is not Phase.HELLO and not self._running
@@ -431,53 +434,53 @@ class ServerSession:
         self._move("close")
         self._running.clear()
 
-    # What the driver asks.
+    # State for the caller.
 
     @property
     def running(self) -> Mapping[str | int, RequestExchange]:
-        """What runs, by id (a query without one: by a number)."""
+        """Running requests by id (queries without an id by a number)."""
         return MappingProxyType(self._running)
 
     @property
     def is_idle(self) -> bool:
-        """Nothing runs: the idle clock ticks."""
+        """Whether nothing runs, so that the idle timeout counts."""
         return not self._running
 
     @property
     def is_mid_frame(self) -> bool:
-        """Half a frame has come: the idle clock ticks for it, whatever runs."""
+        """Whether a frame is incomplete, so that the idle timeout counts, whatever runs."""
         return not self.is_closing and self._frames.is_mid_frame
 
     @property
     def is_closing(self) -> bool:
-        """Nothing more is read, and nothing more goes out than has been handed out."""
+        """Whether the session reads no more, and returns no further frames."""
         return self.phase is Phase.CLOSING or self.phase is Phase.CLOSED
 
 
 class ClientSession:
-    """One hello session, seen from the client. Belongs to one thread.
+    """Client side of one hello session. Belongs to one thread.
 
-    `max_frame_bytes` bounds what is taken from the server: an `eos` can carry a whole output, and the metadata.
+    `max_frame_bytes` bounds the frames of the server: an `eos` can contain a whole output and the metadata.
     """
 
     def __init__(self, *, client: str = "", max_frame_bytes: int = 64 * DEFAULT_MAX_FRAME_BYTES) -> None:
         self.info: ServerInfo | None = None
         """The server's card; None before the hello event."""
         self.version: str | None = None
-        """What was agreed on; None before the hello event."""
+        """Version agreed on; None before the hello event."""
         self._client = client
         self._frames = FrameDecoder(max_frame_bytes)
         self._running: set[str | None] = set()
 
     def hello(self, *, strict: bool = False, model: str | None = None, loads: bool = True) -> bytes:
-        """The session's first frame. `model` is that of requests which name none; `loads`: see `Hello`."""
+        """The session's first frame. `model` is the model of requests that name none; `loads`: see `Hello`."""
         return encode_message(Hello(SUPPORTED, self._client, strict, model, loads))
 
     def send(self, message: Generate | Cancel | EndThinking | Query) -> bytes:
         """A message as a frame.
 
-        Raises `FrameTooLarge` where the server would close the session over its length, and `BadRequest` for an id that
-        runs already, or what cannot be written as JSON. Nothing is sent then, and the session is as it was.
+        Raises `FrameTooLarge` for a length at which the server would close the session, and `BadRequest` for an id that
+        is in use, or values that JSON cannot express. The session is then unchanged.
         """
         id = message.request.id if isinstance(message, _Requesting) else message.id
         if id in self._running and not isinstance(message, Cancel | EndThinking):
@@ -495,24 +498,24 @@ class ClientSession:
         return data
 
     def receive(self, data: bytes) -> None:
-        """Take bytes as they came. Never raises."""
+        """Take bytes from the server. Never raises."""
         self._frames.feed(data)
 
     def next_event(self) -> ServerEvent | None:
         """The next event, or None until more bytes are received.
 
-        Raises `InvalidJson`, `BadRequest` or `FrameTooLarge` for what is no event: the session is of no use after.
+        Raises `InvalidJson`, `BadRequest` or `FrameTooLarge` for an invalid event, after which the session is unusable.
         """
         payload = self.next_frame()
         return None if payload is None else self.event(payload)
 
     def next_frame(self) -> bytes | None:
-        """The next event as it came; see `next_event`. Raises `FrameTooLarge`."""
+        """Payload of the next event; see `next_event`. Raises `FrameTooLarge`."""
         return self._frames.next_frame()
 
     def event(self, payload: bytes) -> ServerEvent:
-        """The event of a frame, which must be the next. Any thread: one with log probabilities takes long. Raises as
-        `next_event`.
+        """The event of a payload, which must be the next. Any thread: with log probabilities it takes long. Raises as
+        `next_event` does.
         """
         event = parse_event(payload)
         if isinstance(event, HelloEvent):
@@ -523,17 +526,17 @@ class ClientSession:
 
 
 _Requesting = Generate | TokenizeQuery | EmbedQuery | RerankQuery | DecideQuery
-"""Messages whose id is that of the request in them."""
+"""Messages whose id is the id of the request in them."""
 _LastEvent = EosEvent | ErrorEvent | QueryAnswer
-"""Events with which what was asked under their id is over."""
+"""Events that end the request or query of their id."""
 _TOLD_AS: Mapping[type, type[ServerEvent]] = MappingProxyType(
     {Prompt: PromptEvent, ReasoningDelta: ReasoningEvent, ToolCallDelta: ToolCallEvent}
 )
-"""Events of the wire by the events of a generation that they carry."""
+"""Wire event for each event of a generation."""
 
 
 def _marks_of(message: ClientMessage) -> tuple[str | None, dict[str, Any] | None]:
-    """The id and the metadata that an error about `message` carries."""
+    """Id and metadata that an error about `message` carries."""
     if isinstance(message, Hello):
         return None, None
     if isinstance(message, _Requesting):
@@ -567,7 +570,7 @@ def _answer_to(query: Query, result: Any) -> ServerEvent:
     if isinstance(query, TokenizeQuery):
         return TokenizeEvent.of(query, result)
     if isinstance(query, ModelQuery):
-        shown = tuple(attrs.evolve(model, info=None) for model in result)  # a card has its whole template
+        shown = tuple(attrs.evolve(model, info=None) for model in result)  # a card includes the whole chat template
         return ModelsEvent(shown, id=query.id, warnings=query.warnings)
     cls = HealthEvent if isinstance(query, PauseQuery) else EVENTS[name_of(type(query))]
     own = {"metadata": query.request.metadata} if isinstance(query, WholeQuery) else {"id": query.id}

@@ -1,4 +1,4 @@
-"""The states of a session and the only steps between them, and what each error does to a session.
+"""States of a session, all steps between them, and the effect of each error on a session.
 
 States (`PHASES`)
 =================
@@ -9,15 +9,15 @@ States (`PHASES`)
     START ──request──▶ PLAIN    one request at a time; closes after its eos or error (or stays, with keep_alive)
     START, PLAIN, HELLO ──close──▶ CLOSING ──flushed──▶ CLOSED
 
-A request or query runs, and has its id, from its frame to its last event. The id is free as soon as that is handed out:
-the client can answer an `eos` before the writing task knows that it is out.
+A request or query runs, and has its id, from its frame to its last event. The id is free as soon as that event is
+returned to the caller: the client can reply to an `eos` before the writing task knows that it was sent.
 
 Errors
 ======
 
-`AFTER_ERROR` says which error closes the session. An error event carries the id of the request it ends, or of the frame
-it refuses; where that id belongs to another request that runs (a second one of the same id), it carries none and the
-message names the id, because an error with a running request's id would end it in the client's eyes. An error without
+`AFTER_ERROR` says which error closes the session. An error event carries the id of the request that it ends, or of the
+frame that it refuses. Where another running request has that id (a frame used it twice), the event carries none, and
+the message names the id: the client takes an error with a running request's id for that request's end. An error without
 an id that closes the session ends all that ran there.
 """
 
@@ -45,7 +45,7 @@ class Phase(Enum):
 
 
 PhaseStep = Literal["hello", "request", "close", "flushed"]
-"""What moves a session on: its first frame, a request, its last event, and that event being written."""
+"""Step of a session: its first frame, a request, its last event, or that event being written."""
 
 PHASES: Mapping[tuple[Phase, PhaseStep], Phase] = MappingProxyType(
     {
@@ -63,7 +63,7 @@ PHASES: Mapping[tuple[Phase, PhaseStep], Phase] = MappingProxyType(
 
 
 class After(Enum):
-    """What becomes of the session after an error."""
+    """State of the session after an error."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -90,24 +90,24 @@ AFTER_ERROR: Mapping[str, After] = MappingProxyType(
         errors.ShuttingDown.code: After.CLOSED,
     }
 )
-"""Transitions by error code. A code that is not of the protocol is treated as a bad request's. Where a request is
-refused because the server stops, others that still run in its session come to their end first."""
+"""State of the session after an error, by code. A code outside of the protocol is treated like a bad request's. Where a
+request is refused because the server stops, others that run in its session end first."""
 
 
 class LocalProtocolError(RuntimeError):
-    """This side's own program asked for what the session's state does not allow: a bug here, not the peer's fault."""
+    """The calling program asked for a step that the session's state does not allow: a bug here, not the peer's."""
 
 
 @attrs.define(eq=False)
 class RequestExchange:
-    """A request or query from its frame to its last event, and what its events carry along."""
+    """A request or query from its frame to its last event, and the fields that its events repeat."""
 
     metadata: dict[str, Any] | None = None
     warnings: tuple[str, ...] = ()
     keep_alive: bool = False
     can_cancel: bool = False
-    """Whether it is no query that is answered at once, and no cancel has come for it yet."""
+    """Whether it can be cancelled (not a query that is answered at once), and was not yet."""
     can_think: bool = False
-    """Whether it is a generation, and nothing has ended it or its thinking yet."""
+    """Whether it is a generation whose thinking no command has ended, and that was not cancelled."""
     fragment: orjson.Fragment | None = None
-    """`metadata` written once, for every token."""
+    """`metadata` encoded once, for every token."""

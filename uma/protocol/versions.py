@@ -1,7 +1,7 @@
-"""Which versions of the protocol are spoken here, and how two sides agree on one.
+"""Protocol versions: supported ones, and their negotiation.
 
-Versions are `major.minor`. Within a major, fields are only ever added; a session speaks the highest minor that both
-sides know, so a client never sees more than its own version has.
+Versions are `major.minor`. Within a major, fields are only ever added. A session uses the highest minor that both sides
+support, so a client never gets fields that its version does not have.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from uma.errors import VersionMismatch
 
 SUPPORTED = ("1.0", "1.1", "1.2")
-"""Spoken here, the oldest first."""
+"""Supported versions, the oldest first."""
 
 _VERSION = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})", re.ASCII)
 
 
 def parse_version(word: str) -> tuple[int, int] | None:
-    """Major and minor of `major.minor`; None for a word that is no version."""
+    """Major and minor of `major.minor`; None where `word` is not a version."""
     match = _VERSION.fullmatch(word)
     return (int(match[1]), int(match[2])) if match else None
 
@@ -26,9 +26,9 @@ def parse_version(word: str) -> tuple[int, int] | None:
 def negotiate(client: Sequence[str]) -> str:
     """The highest of `SUPPORTED` that is at most the client's highest minor of that major.
 
-    A client that names only a minor below all of them gets the lowest: it can ignore what it does not know. A word
-    that is no version is skipped: it can mean something to a later server. Raises `VersionMismatch` naming both
-    sides' versions where no major is common.
+    A client that only names a lower minor than all of them gets the lowest: it can ignore unknown fields. A word that
+    is not a version is skipped: a later server can understand it. Raises `VersionMismatch` naming both sides' versions
+    where no major is common.
     """
     minors: dict[int, int] = {}
     for major, minor in filter(None, map(parse_version, client)):

@@ -1,7 +1,7 @@
-"""The flat shape of each kind of message: which fields stand on the wire, put together from the classes that own them.
+"""Flat form of each message: its fields on the wire, collected from the classes that own them.
 
-A request's sampling parameters, its `keep_alive` and its `id` are one flat JSON object there, while in the program they
-belong to three classes. The flat classes made here serve the parser and the JSON Schemas alike.
+On the wire a request's sampling parameters, its `keep_alive` and its `id` are members of one flat JSON object; in the
+program they belong to three classes. Parser and JSON Schemas both use the flat classes made here.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ SAMPLING_FIELDS = tuple(hints_of(SamplingParams))
 
 @attrs.frozen
 class Additions:
-    """What sessions of some versions do not have."""
+    """Parts of the protocol that sessions of older versions do not have."""
 
     requests: frozenset[str] = frozenset()
     """Types of requests."""
     commands: frozenset[str] = frozenset()
     fields: Mapping[str, frozenset[str]] = MappingProxyType({})
-    """Fields of requests by their type, and of `messages`: they are ignored."""
+    """Fields of requests by type, and of `messages`, that are ignored."""
     event_fields: Mapping[str, frozenset[str]] = MappingProxyType({})
-    """Fields of events by their name: they are not sent."""
+    """Fields of events by name that are not sent."""
 
 
 def _names(**by_kind: str) -> Mapping[str, frozenset[str]]:
@@ -78,12 +78,12 @@ ADDED: Mapping[str, Additions] = MappingProxyType(
         ),
     }
 )
-"""What a version has that the one before it has not. Of events, version 1.0 has `FIELDS_OF_1_0`."""
+"""Additions of each version to the one before. Version 1.0 has only the event fields in `FIELDS_OF_1_0`."""
 
 
 @cache
 def unknown_to(version: str | None) -> Additions:
-    """What a session of this version does not have; None: the newest, which has all."""
+    """Parts of the protocol that a session of this version does not have; None: the newest, which has all."""
     later = SUPPORTED[SUPPORTED.index(version) + 1 :] if version is not None else ()
     added = [ADDED[newer] for newer in later]
 
@@ -116,21 +116,21 @@ FIELDS_OF_1_0: Mapping[str, frozenset[str]] = MappingProxyType(
         }.items()
     }
 )
-"""Fields of events that a session of version 1.0 has, by path; it is sent no other."""
+"""Fields of events in sessions of version 1.0, by path; no others are sent."""
 
 
 def name_of(message: type) -> str:
-    """Word of the wire for a class of messages: the class's own, but for `Query` and `Event`, as in `tool_call`."""
+    """Name of a message's class on the wire: without `Query` and `Event`, in snake case, as in `tool_call`."""
     word = re.sub("(Query|Event)$", "", message.__name__)
     return re.sub("(?<=[a-z])(?=[A-Z])", "_", word).lower()
 
 
 OWNERS: dict[type, tuple[type, ...]] = {}
-"""Classes that the fields of each flat class come from; the last is the message itself."""
+"""Classes that the fields of each flat class come from; the last one is the message itself."""
 
 
 def _flat(name: str, *parts: type, drop: tuple[str, ...] = ("warnings",), hints: dict[str, Any] | None = None) -> type:
-    """A class with the fields of all `parts`; `hints` has the types of those that the wire takes in more ways."""
+    """A class with the fields of all `parts`. `hints` has types of fields that the wire accepts in further forms."""
     types = {field: hint for part in parts for field, hint in hints_of(part).items() if field not in drop}
     defaults = {field.name: field.default for part in parts for field in attrs.fields(part)}
     fields = {field: attrs.field(type=hint, default=defaults[field]) for field, hint in (types | (hints or {})).items()}
@@ -154,7 +154,7 @@ _NOT_FOR_TOKENIZE = ("request", "warnings", *(name for name in hints_of(Request)
 
 
 def _flat_query(cls: type[Any]) -> type[Any]:
-    """The flat class of a question; what it asks about stands flat beside its own fields."""
+    """Flat class of a query; the fields of its request stand beside its own."""
     name = cls.__name__.removesuffix("Query")
     if cls is TokenizeQuery:
         return _flat(name, Request, cls, drop=_NOT_FOR_TOKENIZE)
@@ -176,15 +176,15 @@ REQUESTS: dict[str, type[Any]] = {
     "hello": _flat("Hello", Hello),
     **{name_of(cls): _flat_query(cls) for cls in get_args(Query)},
 }
-"""Classes of requests by `type`."""
+"""Flat classes of requests by `type`."""
 
 COMMANDS: dict[str, tuple[type, type[Any]]] = {
     "cancel": (Cancel, _flat("Cancel", Cancel)),
     "answer": (EndThinking, _flat("Answer", EndThinking)),
 }
-"""What a client says of a running request, by `event`: the message and its flat class."""
+"""Message and flat class of each command about a running request, by `event`."""
 
 EVENTS: dict[str, type[Any]] = {name_of(cls): cls for cls in get_args(ServerEvent) if cls is not UnknownEvent}
 """Classes of events by `event`."""
 FLAT_METRICS = _flat("Metrics", EVENTS["metrics"], drop=("snapshot",))
-"""The class of a metrics event, which has its snapshot's fields beside these."""
+"""Flat class of a metrics event. The fields of its snapshot stand beside these."""
