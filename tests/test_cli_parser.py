@@ -121,8 +121,14 @@ def test_the_examples_at_the_foot_of_a_command_s_help_are_commands(name: str) ->
         assert build_parser().parse_args(words[1:]).command == name
 
 
-def test_each_command_is_in_one_group_of_the_help() -> None:
+def test_each_command_is_in_one_group_of_the_help_and_of_its_page_in_the_same_order() -> None:
     assert sorted(name for names in GROUPS.values() for name in names) == sorted(each.name for each in COMMANDS)
+    page = (Path(__file__).parent.parent / "docs/commands.md").read_text(encoding="utf-8")
+    sections = re.findall(r"^## (.+)$((?:\n(?!## ).*)*)", page, re.MULTILINE)
+    tables = {
+        title.lower(): tuple(re.findall(r"^\| `uma ([\w-]+)` \|", text, re.MULTILINE)) for title, text in sections
+    }
+    assert list({title: names for title, names in tables.items() if names}.items()) == list(GROUPS.items())
 
 
 @pytest.mark.parametrize("columns", ["20", "40", "200"])

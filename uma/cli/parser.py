@@ -69,14 +69,16 @@ class Command:
 
 
 GROUPS = {
-    "talk": ("chat", "generate", "launch"),
-    "serve": ("run", "gateway", "worker", "engine-zmq"),
-    "models": ("models", "pull", "rm", "load", "unload", "pin", "unpin"),
-    "jobs": ("batch", "embed", "decide"),
-    "look": ("ps", "top", "explain", "history", "trace", "doctor", "config"),
-    "operate": ("pause", "resume", "stop", "service", "key", "contract", "schema"),
+    "models": ("pull", "models", "rm"),
+    "ask a model": ("chat", "generate", "batch", "embed", "decide", "launch"),
+    "run a server": (
+        *("run", "stop", "service", "key", "config"),
+        *("load", "unload", "pin", "unpin", "pause", "resume", "gateway"),
+    ),
+    "watch a server": ("ps", "top", "doctor", "explain", "history", "trace"),
+    "for other software": ("schema", "contract", "worker", "engine-zmq"),
 }
-"""The commands as `uma --help` lists them."""
+"""The commands as `uma --help` lists them, and docs/commands.md."""
 
 COMMON = frozenset(
     {"model", "models", "memory", "socket", "n_ctx", "threads", "n_gpu_layers", "max_sequences", "http", "http_keys"}

@@ -67,6 +67,10 @@ def main(options: argparse.Namespace) -> int:
             print(json_text([_as_json(server) for server in found], indent=2))
         elif found:
             show_servers(found)
+            if found[0].socket != loaded.config.socket:
+                say.note(f"none on {loaded.config.socket}, the one that commands use; --socket names one of these")
+            elif len(found) > 1:
+                say.note("commands use the first of these; --socket names another")
         else:
             say.note(f"no server listens on {loaded.config.socket}; start one with `uma run`")
         return 0 if found else 1

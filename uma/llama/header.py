@@ -357,7 +357,9 @@ def _check_is_file(path: Path) -> int:
         raise ModelError(f"{path}: cannot be opened: {getattr(error, 'strerror', None) or error}") from error
     if stat.S_ISDIR(status.st_mode):
         inside = sorted(inner.name for inner in path.glob("*.gguf")) if os.access(path, os.R_OK) else []
-        hint = f"name a file in it, such as {path / inside[0]}" if inside else "there is no .gguf file in it"
+        hint = "there is no .gguf file in it"
+        if inside:
+            hint = f"name a file in it, such as {path / inside[0]}; with UMA_MODELS={path} each has a name"
         raise ModelError(f"{path}: is a directory; {hint}")
     if not stat.S_ISREG(status.st_mode):
         raise ModelError(f"{path}: is not a regular file")
