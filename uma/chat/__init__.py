@@ -1,1 +1,3 @@
-"""What a model's text means: thinking, tool calls, and the rest. Pure: text in, parts out, cut anywhere."""
+"""Parses a model's text into thinking, tool calls and answer, and builds grammars for it. Pure; text can be cut
+anywhere.
+"""

@@ -1,7 +1,8 @@
-"""The grammar of one tool call in each form of `uma/chat/forms.py`: its readers understand all that it allows.
+"""Grammar rules of one tool call, for each form in `uma/chat/forms.py`. The readers in `calls.py` accept all that they
+allow.
 
-Arguments that are JSON are llguidance's own affair. Where strings stand without quotes, or keys do, the rules here say
-what a schema allows; what they cannot say raises `UnservableError` before anything is computed.
+Arguments in JSON are left to llguidance. Where strings or keys are not quoted, the rules here follow the schema. What
+these rules cannot express raises `UnservableError` before anything is computed.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from uma.json_schema import COMPACT, SPACED, for_llguidance
 from uma.types import Tool
 
 MAX_CHARS = 524_288
-"""Maximum length of the rules of all tools of a request: making and compiling as many takes about a second."""
+"""Maximum length of the rules of all tools of a request: building and compiling that many takes about a second."""
 _ID = "[a-zA-Z0-9]{1,16}"
 _PLACES = re.compile(f"([{ID}{COUNT}])")
 _SHARED = ("$defs", "definitions")
@@ -44,14 +45,14 @@ _SHARED = ("$defs", "definitions")
 def json_rule(rules: LarkRules, name: str, schema: Schema, place: str = "") -> str:
     """A rule for the JSON that the schema at `place` allows."""
     if place:
-        schema = {**schema, "x-guidance": {}}  # llguidance reads a whole schema's alone
+        schema = {**schema, "x-guidance": {}}  # llguidance reads these options of a whole schema only
     rules.add(name, f"%json {json_text.dumps(for_llguidance(schema, SPACED), ensure_ascii=True)}")
     check_room(rules, place)
     return name
 
 
 def check_room(rules: LarkRules, place: str) -> None:
-    """Raises `UnservableError` where the rules made so far, the last for what is at `place`, are too long."""
+    """Raise `UnservableError`, naming `place`, where the rules made so far are too long."""
     if rules.chars > MAX_CHARS:
         raise UnservableError(
             place,
@@ -61,25 +62,25 @@ def check_room(rules: LarkRules, place: str) -> None:
 
 
 def answer_rule(rules: LarkRules, schema: Schema) -> str:
-    """A rule for an answer that is the JSON that a schema allows, as compact as under a grammar without tools."""
+    """A rule for an answer in JSON of a schema, as compact as with a grammar and no tools."""
     return rules.add("answer", f"%json {json_text.dumps(for_llguidance(schema, COMPACT), ensure_ascii=True)}")
 
 
 def object_call(rules: LarkRules, form: ObjectForm | NamedForm, tool: Tool, at: int) -> str:
-    """The name, and the arguments as JSON, as the model was trained to write them."""
+    """Rule of a call with JSON arguments, spaced as the model was trained to write them."""
     arguments = json_rule(rules, f"args_{at}", schema_of(tool))
     name = json.dumps(tool.name, ensure_ascii=False)[1:-1] if isinstance(form, ObjectForm) else tool.name
     return f"{_with_ids(rules, form.before + name + form.after)} {arguments} {_with_ids(rules, form.end)}"
 
 
 def _with_ids(rules: LarkRules, text: str) -> str:
-    """A text, and what the model writes at the places of identifiers and numbers in it."""
+    """A text, with rules in the places of its identifiers and numbers."""
     ways = {ID: lambda: rules.add("CALL_ID", f"/{_ID}/"), COUNT: lambda: rules.add("CALL_COUNT", "/[0-9]{1,2}/")}
     return " ".join(ways[part]() if part in ways else rules.spelled(part) for part in _PLACES.split(text) if part)
 
 
 def pairs_call(rules: LarkRules, form: PairsForm, tool: Tool, at: int) -> str:
-    """The name, and each argument between its marks, in the order of the schema."""
+    """Rule of a call with marks around each argument, in the order of the schema."""
     root = schema_of(tool)
     check_shape(root)
     check_object(root, root, "")
@@ -102,7 +103,7 @@ def pairs_call(rules: LarkRules, form: PairsForm, tool: Tool, at: int) -> str:
 def _pair_ways(
     rules: LarkRules, form: PairsForm, key: str, schema: Schema, root: Schema, name: str, place: str
 ) -> Iterator[str]:
-    """An argument with its name, and what stands around its value."""
+    """Alternatives of one argument: its name, its value, and the marks around it."""
     kinds = kinds_of(schema, root, place)
     if not kinds:
         raise UnservableError(place, "no value is valid")
@@ -121,7 +122,7 @@ def _value_ways(
     name: str,
     place: str,
 ) -> Iterator[str]:
-    """A value of these kinds behind what begins the argument."""
+    """Alternatives of a value of these kinds, after the text that begins the argument."""
     end = rules.spelled(form.padding + form.value_close + form.trail)
     is_apart = len(form.closes) > 1 or bool(form.quote)
     others = kinds - {"string"} if is_apart else kinds & {"array", "object"} if "string" in kinds else kinds
@@ -139,7 +140,7 @@ def _value_ways(
 
 
 def _closed(rules: LarkRules, form: PairsForm, text: str, name: str) -> str:
-    """A text up to the first mark behind it, with the mark."""
+    """A terminal for a text up to the first mark behind it, with the mark."""
     if form.quote:
         terminal = rules.add(name, f"({text}) & ~/{ANY}*{literal(form.quote)}{ANY}*/")
         return f"{string(form.quote)} {terminal} {string(form.quote)}"
@@ -155,8 +156,9 @@ def _closed(rules: LarkRules, form: PairsForm, text: str, name: str) -> str:
 
 
 def separated(rules: LarkRules, members: list[tuple[str, bool]], comma: str, name: str) -> str:
-    """Members with commas between those that are there: one rule for what follows the first, one for the rest. `name`
-    is the beginning of these rules' names; the flag of a member says that it is needed.
+    """A list of optional and needed members, with commas between those that are present, in rules of linear size: one
+    for what follows the first member, one for each rest. `name` is the prefix of these rules' names; a member's flag
+    says that it is needed.
     """
     rest = ""
     first: list[str] = []
@@ -170,14 +172,16 @@ def separated(rules: LarkRules, members: list[tuple[str, bool]], comma: str, nam
 
 
 def braces_call(rules: LarkRules, form: BracesForm, tool: Tool, at: int) -> str:
-    """`call:name{…}`, with the members of every object in the order of their names, as templates show them."""
+    """Rule of a call `call:name{…}`. The members of each object are in the order of their names, as templates write
+    them.
+    """
     root = schema_of(tool)
     check_shape(root)
     return f"{rules.spelled(form.before + tool.name)} {_Braces(rules, form.quote, root, f'{at}').members(root, '', 0)}"
 
 
 def elements_call(rules: LarkRules, form: ElementsForm, tool: Tool, at: int) -> str:
-    """The name, and each argument as an element, in the order of the schema."""
+    """Rule of a call with an element for each argument, in the order of the schema."""
     root = schema_of(tool)
     check_shape(root)
     inner = _Elements(rules, form.mark, root, f"{at}").members(root, "", 0)
@@ -185,7 +189,7 @@ def elements_call(rules: LarkRules, form: ElementsForm, tool: Tool, at: int) -> 
 
 
 class _Braces:
-    """Grammar rules for one tool's arguments, where the model writes these as `{key:value,…}` and not as JSON."""
+    """Rules of one tool's arguments, where the model writes `{key:value,…}` instead of JSON."""
 
     not_in_keys = ":{}[],\n"
 
@@ -198,7 +202,7 @@ class _Braces:
         self._by_reference: dict[str, str] = {}
 
     def members(self, schema: Schema, place: str, depth: int) -> str:
-        """All of an object."""
+        """Rule of an object."""
         check_object(schema, self._root, place)
         needed = required_of(schema, self._root)
         members = []
@@ -214,7 +218,7 @@ class _Braces:
         return f"{string(f'{key}:')} {value}"
 
     def _joined(self, members: list[tuple[str, str, bool]]) -> str:
-        """An object of these members: each one's key, its rule, and whether it is needed."""
+        """Rule of an object of these members, each given as its key, its rule, and whether it is needed."""
         self._count += 1
         rest = f"rest_{self._prefix}_{self._count}"
         ordered = [(rule, is_needed) for _, rule, is_needed in sorted(members)]
@@ -286,7 +290,7 @@ class _Braces:
         return f"{self._rules.spelled(self._quote)} {self._closed(text)}"
 
     def _closed(self, text: str) -> str:
-        """A text up to the mark behind it, with the mark."""
+        """A terminal for a text up to the closing quote, with the quote."""
         quote = self._quote
         self._count += 1
         name = f"TEXT_{self._prefix}_{self._count}"
@@ -318,7 +322,7 @@ class _Braces:
         return self._dictionary(self._value(extra, f"{place}.additionalProperties", depth + 1))
 
     def _dictionary(self, value: str) -> str:
-        """An object with keys of the model's own."""
+        """An object whose keys the model chooses."""
         key = self._rules.add("KEY", r"/[a-zA-Z_][a-zA-Z0-9_\-]*/")
         member = self._name("member", f'{key} ":" {value}')
         return f'"{{" ({member} ("," {member})*)? "}}"'
@@ -338,7 +342,7 @@ class _Braces:
 
 
 class _Elements(_Braces):
-    """Grammar rules for one tool's arguments as elements. What ends a value here has the mark of the tag behind it."""
+    """Rules of one tool's arguments as nested elements. A value ends with the mark of the tag behind it."""
 
     not_in_keys = "<>\n"
 
@@ -387,5 +391,5 @@ class _Elements(_Braces):
 
 
 def _with_root(schema: Schema, root: Schema) -> Schema:
-    """A part of a schema that its references still lead out of."""
+    """A part of a schema, with the definitions that its references lead to."""
     return {**{word: root[word] for word in _SHARED if word in root}, **schema}

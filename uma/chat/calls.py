@@ -1,7 +1,7 @@
-"""One tool call that is no JSON object, read a character at a time into a name and the JSON of its arguments.
+"""Incremental readers of tool calls that are not one JSON object: characters in, the name and JSON arguments out.
 
-Each form of `uma/chat/forms.py` has a reader, written as a generator that takes one character at each `yield`: it can
-stop anywhere and goes on with the next. White space between the parts of a call does not count.
+Each form in `uma/chat/forms.py` has a reader, written as a generator that takes one character at each `yield`, so that
+it can stop anywhere. White space between the parts of a call does not count.
 """
 
 from __future__ import annotations
@@ -20,40 +20,40 @@ from uma.chat.parts import CallArguments, CallBegun, Part
 from uma.chat.schema import Schema, UnservableError, container_of, kinds_of, properties_of, value_in_text
 
 MAX_NESTING = 128
-"""Maximum brackets within each other: each level costs a Python frame, of which there are a thousand."""
+"""Maximum nesting of brackets: each level takes a Python frame, and Python has a thousand."""
 Reading = Generator[None, str, str]
-"""Takes characters and returns the text that they make up."""
+"""A generator that is sent characters, and returns the text that they form."""
 _SPACE = " \t\r\n"
 _WORDS = {"True": "true", "False": "false", "None": "null"}
-"""Python's words for JSON's, where arguments stand as in a call of Python's."""
+"""JSON's words for Python's, in forms with arguments as in a Python call."""
 _PLACE = re.compile(f"[{ID}{COUNT}]")
 
 
 class CallReader(Protocol):
-    """What the parser asks of a call that is being read."""
+    """Interface of a call that is being read."""
 
     @property
     def name(self) -> str | None:
-        """The tool's name, once it is known."""
+        """Name of the tool, once it is known."""
 
     @property
     def arguments(self) -> str:
-        """The arguments' JSON; complete when `is_whole`."""
+        """JSON of the arguments; complete when `is_whole`."""
 
     @property
     def is_whole(self) -> bool:
-        """The call is complete: the next character is not part of it."""
+        """Whether the call is complete, so that the next character is not part of it."""
 
     @property
     def problem(self) -> str:
-        """Why this is no call of these tools; empty while it can become one."""
+        """Why the text is not a call of these tools; empty while it can become one."""
 
     def push(self, char: str) -> str:
-        """Take the next character. Returns the arguments' text that it sets free."""
+        """Take the next character. Returns the part of the arguments that it completes."""
 
 
 def reader_of(form: Form, tools: Mapping[str, Schema]) -> CallReader:
-    """A reader of one call to one of `tools`, which are the schemas of their arguments by name."""
+    """A reader for one call to one of `tools`, which maps names to schemas of arguments."""
     if isinstance(form, NamedForm):
         return _NamedCall(form, tools)
     if isinstance(form, PairsForm):
@@ -67,8 +67,8 @@ def reader_of(form: Form, tools: Mapping[str, Schema]) -> CallReader:
 
 
 def read_call(call: CallReader, text: str, parts: list[Part]) -> int:
-    """Push `text` until the call is whole or has a problem, or to its end. What is certain of the call by then is added
-    to `parts`. Returns how many characters were taken.
+    """Push `text` until the call is whole or has a problem, or to its end. Adds the parts that are then certain to
+    `parts`. Returns the number of characters taken.
     """
     for taken, char in enumerate(text, 1):
         was_named = call.name is not None
@@ -85,11 +85,11 @@ def read_call(call: CallReader, text: str, parts: list[Part]) -> int:
 
 
 class _NoCallError(Exception):
-    """What comes is no call, for this reason."""
+    """The text is not a call; the message says why."""
 
 
 class _CallReader(ABC):
-    """The pushing side of a generator that reads."""
+    """Drives the generator `_read` with the pushed characters."""
 
     def __init__(self, tools: Mapping[str, Schema]) -> None:
         self._tools = tools
@@ -102,7 +102,7 @@ class _CallReader(ABC):
         next(self._reading)
 
     def push(self, char: str) -> str:
-        """Take the next character. Returns the arguments' text that it sets free."""
+        """Take the next character. Returns the part of the arguments that it completes."""
         try:
             self._reading.send(char)
         except StopIteration:
@@ -114,7 +114,7 @@ class _CallReader(ABC):
 
     @abstractmethod
     def _read(self) -> Reading:
-        """All of the call."""
+        """Read the whole call."""
 
     def _end(self) -> None:
         try:
@@ -130,7 +130,7 @@ class _CallReader(ABC):
         self._out += text
 
     def _one_of(self, *texts: str, read: str = "") -> Reading:
-        """One of these texts, white space aside, of which `read` has come."""
+        """Read one of these texts, white space aside. `read` is the part that has come before."""
         packed = {_packed(text): text for text in texts}
         while read not in packed:
             char = yield
@@ -144,7 +144,9 @@ class _CallReader(ABC):
     def _name_before(
         self, names: Collection[str], *stops: str, read: str = ""
     ) -> Generator[None, str, tuple[str, str]]:
-        """One of these names and the text behind it, white space between the two aside; `read` has come of it."""
+        """Read one of these names and one of the texts behind it, white space between them aside. `read` is the part
+        that has come before.
+        """
         ends = [(_packed(name + stop), name, stop) for name in names for stop in stops]
         while True:
             read += yield
@@ -157,14 +159,16 @@ class _CallReader(ABC):
                     return name, stop
 
     def _until(self, mark: str) -> Reading:
-        """The text before a mark, which is taken as well."""
+        """Read the text before a mark, and the mark."""
         read = ""
         while not read.endswith(mark):
             read += yield
         return read.removesuffix(mark)
 
     def _text(self, padding: str, mark: str) -> Reading:
-        """A string, given as it comes, but for what can be the mark behind it."""
+        """Read a string up to a mark. Its characters are given out as they come, except for what can be the beginning
+        of the mark.
+        """
         self._give('"')
         held, is_first = "", True
         while not held.endswith(mark):
@@ -181,14 +185,14 @@ class _CallReader(ABC):
         return mark
 
     def _visible(self) -> Reading:
-        """The next character that is no white space."""
+        """Read the next character that is not white space."""
         char = yield
         while char.isspace():
             char = yield
         return char
 
     def _object(self, read: str) -> Reading:
-        """A JSON object, given as it comes; what was `read` before can be its bracket."""
+        """Read a JSON object, and give it out as it comes. `read` is its bracket, or empty."""
         if read != "{":
             yield from self._one_of("{")
         self._give("{")
@@ -219,7 +223,7 @@ class _NamedCall(_CallReader):
         return (yield from self._texts(_PLACE.split(form.end)))
 
     def _texts(self, texts: list[str]) -> Reading:
-        """Texts with something between them that does not count."""
+        """Read these texts; what stands between them is ignored."""
         yield from self._one_of(texts[0])
         for text in texts[1:]:
             yield from self._until(text)
@@ -247,7 +251,7 @@ class _PairsCall(_CallReader):
         read = ""
         if stop == form.after and form.key_open:
             stop = yield from self._one_of(form.key_open, form.end)
-        elif stop == form.after:  # a key begins without a mark
+        elif stop == form.after:  # keys have no opening mark
             read = yield from self._visible()
             stop = form.end if _packed(form.end).startswith(read) else form.key_open
             if stop == form.end:
@@ -260,7 +264,7 @@ class _PairsCall(_CallReader):
         return self.arguments
 
     def _pair(self, properties: Mapping[str, Schema], root: Schema, read: str) -> Reading:
-        """An argument, and the text behind it. `read` is the beginning of its name."""
+        """Read an argument, and the text behind it. `read` is the part of its name that has come before."""
         form, closes = self._form, self._form.closes
         key, close = yield from self._name_before(properties.keys() - self._seen, *closes, read=read)
         kinds = _kinds(properties[key], root) & closes[close]
@@ -279,7 +283,7 @@ class _PairsCall(_CallReader):
         return (yield from self._one_of(form.key_open, form.end))
 
     def _open_value(self, kinds: frozenset[str]) -> Reading:
-        """A string between quotes, or JSON that ends with the comma or the end of the call behind it."""
+        """Read a string in quotes, or JSON that ends with the comma or the end of the call behind it."""
         form = self._form
         stops = {_packed(text)[0]: text for text in (form.between, form.end)}
         char = yield from self._visible()
@@ -307,7 +311,7 @@ class _PairsCall(_CallReader):
         return stops[char]
 
     def _value(self, kinds: frozenset[str]) -> Reading:
-        """The text before the mark behind it, which is taken as well. In JSON a string can hold the mark."""
+        """Read the text before the closing mark, and the mark. In JSON a string can contain the mark."""
         mark, read, string = self._form.value_close, "", JsonString()
         is_json = "string" not in kinds
         begins = ("[", "{") if kinds & {"array", "object"} else ()
@@ -335,7 +339,7 @@ class _BracesCall(_CallReader):
         return self.arguments
 
     def _braces(self) -> Generator[None, str, None]:
-        """The members of an object whose brace has come, with the closing one."""
+        """Read the members of an object, from behind its opening brace to its closing one."""
         self._give("{")
         char, comma = (yield from self._visible()), ""
         while char != "}":
@@ -349,7 +353,7 @@ class _BracesCall(_CallReader):
         self._give("}")
 
     def _brackets(self) -> Generator[None, str, None]:
-        """The items of an array whose bracket has come, with the closing one."""
+        """Read the items of an array, from behind its opening bracket to its closing one."""
         self._give("[")
         char = yield from self._visible()
         while char != "]":
@@ -360,7 +364,7 @@ class _BracesCall(_CallReader):
         self._give("]")
 
     def _value(self, char: str, close: str) -> Reading:
-        """A value that begins with `char`. Returns the comma or the closing character that follows."""
+        """Read a value that begins with `char`. Returns the comma or the closing character behind it."""
         if char in "{[":
             if self._depth == MAX_NESTING:
                 raise _NoCallError("its arguments are nested too deeply")
@@ -377,7 +381,7 @@ class _BracesCall(_CallReader):
         return char
 
     def _word(self, char: str, close: str) -> Reading:
-        """A number, `true`, `false` or `null`."""
+        """Read a number, `true`, `false` or `null`."""
         word = ""
         while char not in (",", close):
             word += char
@@ -425,7 +429,7 @@ class _ElementsCall(_CallReader):
         return self._tools[self.name]
 
     def _members(self, schema: Schema, close: str) -> Generator[None, str, None]:
-        """An object's members up to the text behind them."""
+        """Read an object's members, and the text behind them."""
         left, comma = properties_of(schema, self._root), ""
         self._give("{")
         while left:
@@ -440,7 +444,7 @@ class _ElementsCall(_CallReader):
         self._give("}")
 
     def _items(self, schema: Schema, close: str) -> Generator[None, str, None]:
-        """A list's items up to the text behind them."""
+        """Read a list's items, and the text behind them."""
         tag, comma = f"{self._form.mark}<item>", ""
         self._give("[")
         while (yield from self._one_of(tag, close)) == tag:
@@ -475,7 +479,7 @@ def _kinds(schema: Schema, root: Schema) -> frozenset[str]:
 
 
 def _is_name(read: str, name: str) -> bool:
-    """Whether what was read is the beginning of this name or the name and more, each space of it counted."""
+    """Whether `read` is a prefix of this name, or the name and more. White space within the name counts."""
     begun = read.lstrip()
     return name.startswith(begun) or begun.startswith(name)
 
@@ -493,5 +497,5 @@ def _quoted(text: str) -> str:
 
 
 def overlap(text: str, mark: str) -> int:
-    """How much of the beginning of `mark` the text ends with, less than all of it."""
+    """Length of the longest end of `text` that is a beginning of `mark`, and not all of it."""
     return next((size for size in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:size])), 0)

@@ -1,8 +1,8 @@
-"""How a model writes tool calls, read from what its chat template makes of them.
+"""Derives the form of a model's tool calls from what its chat template renders.
 
-The template renders the same turn with a text, with one call and with two. What stands around the names and arguments,
-which are known, tells how a call begins, how its parts are spelled, what stands between two calls and behind the last.
-What was read is written out again, and must be what the template wrote; else the form is not known.
+The template renders the same turn with a text, with one call and with two. The names and arguments are known, so the
+text around them shows how a call begins, how its parts are spelled, and what stands between two calls and behind the
+last. The derived form is then written out, and must equal what the template wrote; otherwise the form is unknown.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from uma.prefix import common_size
 from uma.types import Message, Tool, ToolCall
 
 Render = Callable[[Sequence[Message], Sequence[Tool]], str]
-"""Renders a conversation, of which nothing follows the last message."""
+"""Renders a conversation without opening an answer after it."""
 
 MAX_CHARS = 65_536
-"""Maximum length of what a template makes of one question and an answer to be looked at."""
+"""Maximum length of a rendered question and answer that is analysed."""
 _NAMES = ("uma_first", "uma_second")
 _IDS = ("umaCall01", "umaCall02")
 _KEYS = {"uma_text": "string", "uma_more": "object", "uma_last": "string", "uma_count": "integer"}
@@ -41,12 +41,12 @@ _PARAMETERS = {
 _TOOLS = tuple(Tool(name, "", _PARAMETERS) for name in _NAMES)
 _JSON_BEFORE_NAME, _JSON_AFTER_NAME = re.compile(r'\{[^{}]*": "$'), re.compile(r'",\s[^{}]*": ')
 _TOKEN = re.compile(r'"[^"]*"|\w+|\S')
-"""A token of JSON."""
+"""Pattern of a JSON token."""
 
 
 def derived(render: Render, failure: type[Exception]) -> Family | None:
-    """The form of a template's calls; None where it shows none, or such as are not known. `failure` is what `render`
-    raises.
+    """Family of a template's calls; None where it shows none, or an unknown form. `failure` is the exception of
+    `render`.
     """
     try:
         plain = render(_turn("Uma says so", 0), _TOOLS)
@@ -64,13 +64,15 @@ def _turn(text: str, count: int) -> tuple[Message, ...]:
 
 
 def _body(text: str, plain: str) -> str:
-    """What is written of calls where `plain` has a text, with marks in place of ids, and without thinking before it."""
+    """The text of calls, which `plain` has a text instead of: with placeholders for ids, and without thinking before
+    it.
+    """
     if max(len(text), len(plain)) > MAX_CHARS:
         raise ValueError("it is too long")
     begin = common_size(text, plain)
     if (tag := text.rfind("<", 0, begin)) > text.rfind(">", 0, begin):
-        begin = tag  # both begin with tags that begin alike
-    # Both can end with tags that end alike.
+        begin = tag  # not the middle of a tag: both texts begin with tags that begin alike
+    # Likewise both can end with tags that end alike.
     body = text[begin : _whole(text, len(text) - common_size(text[begin:][::-1], plain[begin:][::-1]))]
     for thinking in THINKING:
         thought, close, rest = body.partition(thinking.close)
@@ -78,7 +80,7 @@ def _body(text: str, plain: str) -> str:
     for id in _IDS:
         body = body.replace(id, ID)
     for arguments in _ARGUMENTS:
-        # Some templates write a nested value as Python does, which no model was trained on, and some indent JSON.
+        # Some templates write nested values as Python does, though no model was trained on that, and some indent JSON.
         body = body.replace(repr(arguments["uma_more"]), json.dumps(arguments["uma_more"]))
         spaced = r"\s*".join(map(re.escape, _TOKEN.findall(json.dumps(arguments))))
         body = re.sub(spaced, json.dumps(arguments), body)
@@ -86,23 +88,23 @@ def _body(text: str, plain: str) -> str:
 
 
 def _whole(text: str, begin: int) -> int:
-    """The place `begin`, or that behind the tag within which it is."""
+    """The index `begin`, or the end of the tag that it is in."""
     return text.find(">", begin) + 1 if text.rfind("<", 0, begin) > text.rfind(">", 0, begin) else begin
 
 
 @attrs.frozen
 class _Shown:
-    """One call in the text: what stands before its name, from there to its arguments, and behind these."""
+    """One rendered call, divided at its name and its arguments."""
 
     before: str
     after: str
     values: tuple[str, ...]
-    """Texts before each argument's name, and between that and its value; none where the arguments are a JSON object."""
+    """Text before each argument's name, and between name and value; empty where the arguments are one JSON object."""
     behind: str
 
 
 def _shown(body: str, at: int) -> _Shown:
-    """The call of this place. Raises `ValueError` where it is not written as any call that is known."""
+    """The call at this index. Raises `ValueError` for an unknown form."""
     name, arguments = _NAMES[at], _ARGUMENTS[at]
     before, _, rest = body.partition(name)
     if name in rest:
@@ -121,7 +123,7 @@ def _shown(body: str, at: int) -> _Shown:
 
 
 def _family(one: str, two: str | None) -> Family:
-    """The form of calls of which the template shows one so, and two. Raises `ValueError` where it is not known."""
+    """Family of the rendered texts of one call and of two. Raises `ValueError` for an unknown form."""
     first = _shown(one, 0)
     head, after, own_head, tail, between, behind = first.before, first.after, first.before, first.behind, "", ""
     if two is not None:
@@ -156,7 +158,7 @@ def _family(one: str, two: str | None) -> Family:
 
 
 def _heads(head: str, middle: str) -> tuple[str, str, str]:
-    """Texts before the names of two calls; the last is the end that they have in common."""
+    """Texts before the names of two calls, and the longest end that both have in common."""
     own = common_size(head[::-1], middle[::-1])
     if head[: len(head) - own][-1:].isdigit() and middle[: len(middle) - own][-1:].isdigit():
         head, middle = (
@@ -167,7 +169,7 @@ def _heads(head: str, middle: str) -> tuple[str, str, str]:
 
 
 def _counted(one: str, other: str) -> str:
-    """A text that counts the calls, with a mark in place of the number."""
+    """A text that numbers the calls, with a placeholder for the number."""
     return one if one == other else re.sub(r"\d+", COUNT, one)
 
 
@@ -178,12 +180,14 @@ _OPENING = re.compile(r"((?:.|\n)*?)(\s*\[?\s*)")
 
 
 def _mark(opening: str, *, is_block: bool) -> tuple[str, str, str]:
-    """The mark before a call, or before all of them, what follows it, and what begins the call itself."""
+    """Mark before a call, or before all of them; the text between it and the call; and the beginning of the call
+    itself.
+    """
     if is_block:
         found = _OPENING.fullmatch(opening)
         assert found is not None
         mark, lead = _LAST_TAG.sub(r"\1", found[1]), found[2]
-        if mark.isidentifier():  # a word alone marks nothing
+        if mark.isidentifier():  # a word alone is no mark
             mark, lead = mark + lead.rstrip(), lead[len(lead.rstrip()) :]
         before = ""
     elif (found := _TAGGED.fullmatch(opening)) is not None:
@@ -198,7 +202,7 @@ def _mark(opening: str, *, is_block: bool) -> tuple[str, str, str]:
 
 
 def _form(call: _Shown, before: str, after: str, tail: str) -> tuple[Form, str]:
-    """The form of a call, and what of the text behind its arguments is none of it."""
+    """Form of a call, and the text behind its arguments that is not part of it."""
     if call.values:
         return _pairs(call, before, tail), ""
     if _JSON_BEFORE_NAME.search(before) and _JSON_AFTER_NAME.fullmatch(after):
@@ -236,7 +240,7 @@ def _pairs(call: _Shown, before: str, tail: str) -> PairsForm:
 
 
 def _trail(text: str, bracket: str) -> tuple[str, str]:
-    """What stands between the last call and the closing mark, and that mark."""
+    """Text between the last call and the closing mark, and that mark."""
     within, found, close = text.partition(bracket) if bracket else ("", "", text)
     space = "" if bracket else close[: len(close) - len(close.lstrip())]
     tag = _TAG.match(close.strip())
@@ -244,14 +248,16 @@ def _trail(text: str, bracket: str) -> tuple[str, str]:
 
 
 def _is_written(family: Family, body: str, count: int) -> bool:
-    """Whether calls of this form are the text, with nothing but tags around them."""
+    """Whether calls in this family's form are the text, with nothing but tags around them."""
     text = written(family, list(zip(_NAMES, _ARGUMENTS, strict=True))[:count])
     tags = r"(\s*<[^<>]*>)*\s*"
     return re.fullmatch(tags + re.escape(text).replace(COUNT, r"\d+") + tags, body) is not None
 
 
 def written(family: Family, calls: Sequence[tuple[str, dict[str, Any]]]) -> str:
-    """Calls, each a name and its arguments, as models of the family write them. Gemma's form is not written here."""
+    """Text of calls, each a name and its arguments, as models of the family write them. Not for the forms of Gemma and
+    MiniMax M3.
+    """
     texts = [_written(family.form, name, arguments) for name, arguments in calls]
     between = family.separator
     if not (family.is_list or family.is_block):

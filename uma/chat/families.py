@@ -1,7 +1,7 @@
-"""How families of models write tool calls and thinking.
+"""Notations of tool calls and thinking, by family of models.
 
-A family has marks around its calls and a form of a single call (`uma/chat/forms.py`). Most templates show it
-(`uma/chat/derive.py`); what is here is of those that do not, recognised by texts that they must contain.
+A family has marks around its calls, and a form of a single call (`uma/chat/forms.py`). Most templates show both
+(`uma/chat/derive.py`). The families here are for templates that do not, and are recognised by texts in them.
 """
 
 from __future__ import annotations
@@ -15,33 +15,35 @@ from uma.chat.forms import COUNT, KIND, BracesForm, ElementsForm, Form, NamedFor
 
 @attrs.frozen
 class Family:
-    """How the models of one family write tool calls: the marks around them, and what stands between."""
+    """Notation of one family's tool calls: the marks around them, and the texts between."""
 
     name: str
     open: str
-    """The mark before a call, or before a list of them."""
+    """Mark before a call, or before a list of them."""
     close: str = ""
-    """The mark behind it; empty where there is none."""
+    """Mark behind it; empty where there is none."""
     form: Form = ObjectForm()
-    """How one call is written between the marks."""
+    """Form of one call between the marks."""
     is_bare: bool = False
-    """A call can begin the output without a mark."""
+    """Whether a call can begin the output without a mark."""
     knows_tools: bool = True
-    """The template shows the model the tools; otherwise they are told in the system message."""
+    """Whether the template shows the model the tools. Otherwise they are put into the system message."""
     shows_calls: bool = True
-    """The template shows the model its earlier calls; otherwise they are written into the message's text."""
+    """Whether the template shows the model its earlier calls. Otherwise they are put into the message's text."""
     is_list: bool = False
-    """Calls stand in brackets behind one mark, with commas between them; the brackets are in `lead` and `trail`."""
+    """Whether calls stand in brackets behind one mark, with commas between them; the brackets are in `lead` and
+    `trail`."""
     is_block: bool = False
-    """Calls stand one behind the other between two marks."""
+    """Whether calls stand one behind the other between two marks."""
     is_single: bool = False
-    """The template shows one call in an answer at most."""
+    """Whether the template allows one call in an answer at most."""
     ends_answer: bool = False
-    """Whether the model writes nothing more behind its calls: what would follow are their results."""
+    """Whether the model writes nothing after its calls, because their results would follow."""
     has_channels: bool = False
-    """The whole answer consists of messages with a header each, of which calls are one kind (`uma/chat/harmony.py`)."""
+    """Whether the whole answer consists of messages with headers, and calls are one kind of these
+    (`uma/chat/harmony.py`)."""
     lead: str = ""
-    """Text between the opening mark and the first call, as models of the family write it."""
+    """Text between the opening mark and the first call."""
     trail: str = ""
     """Text between the last call and the closing mark."""
     separator: str = "\n"
@@ -49,14 +51,14 @@ class Family:
     special: tuple[str, ...] = ()
     """Further texts that can be special tokens of a vocabulary."""
     silent: tuple[str, ...] = ()
-    """Texts between thinking, answer and calls that are none of these. `{}` is whom a message is for: the user, or a
-    tool, whose calls begin with that text, too."""
+    """Marks between thinking, answer and calls that are part of none. `{}` is the recipient of a message: the user, or
+    a tool, whose calls then begin with that text."""
     to_answer: str = ""
-    """Text behind the opening mark with which an answer begins in place of a call. The prompt ends with the mark."""
+    """Text behind the opening mark that begins an answer instead of a call. The prompt ends with the mark."""
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """Texts that can have special tokens of a vocabulary in them."""
+        """Texts that can contain special tokens of a vocabulary."""
         return tuple(filter(None, (self.open, self.close, *self.form.texts, *self.special, *self.silent)))
 
     @property
@@ -67,27 +69,27 @@ class Family:
 
 @attrs.frozen
 class Thinking:
-    """The marks around a model's thinking."""
+    """Marks around a model's thinking."""
 
     open: str
     close: str
     label: str = ""
-    """Text right behind the opening mark that says what follows, and is no part of it."""
+    """Text right behind the opening mark that names what follows, and is not part of it."""
     signs: tuple[str, ...] = ()
-    """Texts by which a template is known to have them; empty: the closing mark."""
+    """Texts by which a template is recognised; empty: the closing mark."""
 
 
 GENERIC = Family("generic", open="<tool_call>", close="</tool_call>", is_bare=True, knows_tools=False)
-"""Form of calls of models whose template knows nothing of tools."""
+"""Family of models whose template does not support tools."""
 
 _LLAMA = Family(
     "llama3", open="<|python_tag|>", form=ObjectForm(after='", "parameters": '), is_bare=True, separator="; "
 )
-"""Llama 3.1 to 3.3: their templates show no mark before a call, and refuse two in one message."""
+"""Llama 3.1 to 3.3: their templates show no mark before a call, and refuse two calls in one message."""
 _GRANITE = Family("granite", open="<|tool_call|>", is_list=True, lead="[", trail="]", separator=", ")
-"""Granite 3, whose template shows no calls."""
+"""Granite 3, whose template does not show calls."""
 _PHI = attrs.evolve(_GRANITE, name="phi", close="<|/tool_call|>")
-"""Phi-4-mini, whose template shows none either."""
+"""Phi-4-mini, whose template does not show calls."""
 _LFM2 = Family(
     "lfm2",
     open="<|tool_call_start|>",
@@ -99,11 +101,11 @@ _LFM2 = Family(
     trail="]",
     separator=", ",
 )
-"""LFM2, whose template shows none, and leaves them to the message's text."""
+"""LFM2, whose template does not show calls: they are part of the message's text."""
 TO_USER = "user"
-"""Whom an answer is for, where messages say so."""
+"""Recipient of an answer, where messages name their recipient."""
 _FUNCTIONARY = Family("functionary", open=">>>", form=NamedForm("", "\n"), separator="", to_answer="all\n")
-"""Functionary 3.2: the prompt ends with the mark, which stands before an answer, too."""
+"""Functionary 3.2: the prompt ends with the mark, which also stands before an answer."""
 _MUSE = Family(
     "muse",
     open="<atem:function_calls>",
@@ -116,7 +118,7 @@ _MUSE = Family(
     separator="<|eom|><|start|>assistant",
     silent=(" to={}<|message|>", "<|eom|>", "<|start|>assistant"),
 )
-"""Muse: thinking, answer and each call are messages with a header that says whom they are for."""
+"""Muse: thinking, answer and each call are messages with a header that names their recipient."""
 _KIMI_K3 = Family(
     "kimi-k3",
     open="<|open|>tools<|sep|>",
@@ -135,7 +137,7 @@ _KIMI_K3 = Family(
     separator="",
     silent=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
 )
-"""Kimi K3: an answer has marks as well, and each argument says of which type it is."""
+"""Kimi K3: an answer has marks as well, and each argument states its type."""
 _MINIMAX = "]<]minimax[>["
 _MINIMAX_M3 = Family(
     "minimax-m3",
@@ -147,7 +149,7 @@ _MINIMAX_M3 = Family(
     trail="\n",
     separator="\n",
 )
-"""MiniMax M3, whose arguments are elements within each other."""
+"""MiniMax M3, whose arguments are nested elements."""
 _HARMONY_MARKS = ("<|start|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>")
 
 
@@ -181,8 +183,8 @@ _BY_HAND: tuple[tuple[str, Family], ...] = (
     ("<|python_tag|>", _LLAMA),
     ("ipython", _LLAMA),
 )
-"""Families by a text that their templates contain; the first that fits counts. Gemma's arguments are no JSON at any
-depth, and sorted, so that no few calls tell how they are written."""
+"""Families by a text in their templates; the first match counts. Gemma is among them because its arguments are not JSON
+at any depth, and sorted, so that a few rendered calls do not show their notation."""
 
 THINKING = (
     Thinking("<|channel|>analysis<|message|>", "<|end|>", signs=("<|channel|>", "<|message|>")),
@@ -194,18 +196,16 @@ THINKING = (
     Thinking("<think>", "</think>"),
     Thinking("[THINK]", "[/THINK]"),
 )
-"""Marks of thinking that are known; the first that a template has counts."""
+"""Known marks of thinking; the first that a template contains counts."""
 
 
 def with_channels(template: str) -> Family | None:
-    """The family of a chat template whose answers consist of messages with a header each; None for another."""
+    """Family of a chat template whose answers consist of messages with headers; None for any other."""
     return _harmony(template) if "<|channel|>" in template else None
 
 
 def by_hand(template: str) -> Family | str:
-    """The family of a chat template that does not show itself how calls are written; why they are not known, where it
-    is none of these.
-    """
+    """Family of a chat template that does not show its notation of calls itself, or the reason why it is unknown."""
     found = next((family for mark, family in _BY_HAND if mark in template), None)
     if found is not None:
         return found
@@ -213,10 +213,10 @@ def by_hand(template: str) -> Family | str:
 
 
 def thinking_of(template: str) -> Thinking | None:
-    """The thinking marks that a chat template knows; None where it has none."""
+    """Thinking marks of a chat template; None where it has none."""
     return next((marks for marks in THINKING if all(text in template for text in marks.signs or (marks.close,))), None)
 
 
 def _shows_tools(template: str) -> bool:
-    """Whether a template uses its `tools`, not only the word."""
+    """Whether a template uses its variable `tools`, and not only the word."""
     return re.search(r"\{[%{][^%}]*\btools\b", template) is not None

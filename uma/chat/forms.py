@@ -1,11 +1,11 @@
-"""The forms of a single tool call: which text stands before its name, between name and arguments, and behind them."""
+"""Forms of a single tool call: the texts before its name, between name and arguments, and behind them."""
 
 from __future__ import annotations
 
 import attrs
 
 ID, COUNT, KIND = "\0", "\1", "\2"
-"""Places in a form's texts where the model writes a call's identifier, its number, or the JSON type of a value."""
+"""Placeholders in a form's texts for a call's identifier, its number, the JSON type of a value."""
 KINDS = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 """JSON's types. A schema that allows numbers allows integers."""
 _TEXT, _NUMBER = frozenset({"string"}), frozenset({"integer", "number"})
@@ -13,10 +13,10 @@ _TEXT, _NUMBER = frozenset({"string"}), frozenset({"integer", "number"})
 
 @attrs.frozen
 class ObjectForm:
-    """A JSON object with the name and the arguments: `{"name": …, "arguments": {…}}`."""
+    """A JSON object with name and arguments: `{"name": …, "arguments": {…}}`."""
 
     before: str = '{"name": "'
-    """Text before the name, as models of the family write it."""
+    """Text before the name."""
     after: str = '", "arguments": '
     """Text between the name and the arguments."""
     end: str = "}"
@@ -24,14 +24,14 @@ class ObjectForm:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """Texts that can have special tokens of a vocabulary in them."""
+        """Texts that can contain special tokens of a vocabulary."""
         return ()
 
 
 @attrs.frozen
 class NamedForm:
-    """The name, and the arguments as a JSON object behind it: `name[ARGS]{…}`. What stands between two texts is an
-    identifier: a model that gives none leaves it out, with the text before it, behind the name.
+    """The name, followed by the arguments as a JSON object: `name[ARGS]{…}`. Where an identifier stands behind the
+    name, a model that writes none also leaves out the text before it.
     """
 
     before: str
@@ -43,15 +43,15 @@ class NamedForm:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """Texts that can have special tokens of a vocabulary in them."""
+        """Texts that can contain special tokens of a vocabulary."""
         return (self.before, self.after, self.end)
 
 
 @attrs.frozen
 class PairsForm:
-    """The name, and each argument between marks of its own: `<function=name><parameter=city>Bern</parameter>`.
+    """The name, and marks around each argument: `<function=name><parameter=city>Bern</parameter>`.
 
-    A string stands as it is, or between `quote`s, anything else as JSON.
+    A string is written as it is, or between `quote`s, any other value as JSON.
     """
 
     before: str
@@ -65,22 +65,22 @@ class PairsForm:
     value_close: str
     """Text behind a value."""
     padding: str
-    """Text on either side of a value that is not part of it."""
+    """Text on both sides of a value that is not part of it."""
     trail: str
     """Text behind an argument."""
     end: str
     """Text behind the last argument."""
     json_close: str = ""
-    """Text between an argument's name and its value where that is no string; empty: the same as for strings."""
+    """Text between an argument's name and a value that is not a string; empty: the same as for strings."""
     between: str = ""
     """Text between two arguments."""
     quote: str = ""
-    """Mark on either side of a string. With it nothing closes a value but what stands behind it, and words that are no
-    strings are Python's."""
+    """Quote around strings. If set, a value ends where the text behind it begins, and `True`, `False` and `None` are
+    Python's."""
 
     @property
     def closes(self) -> dict[str, frozenset[str]]:
-        """Texts between an argument's name and its value, each with the JSON types of the values behind it."""
+        """Texts between an argument's name and its value, with the JSON types of values behind each."""
         if KIND in self.key_close:
             kinds = {kind: frozenset({kind}) for kind in sorted(KINDS - _NUMBER)} | {"number": _NUMBER}
             return {self.key_close.replace(KIND, kind): of_kind for kind, of_kind in kinds.items()}
@@ -90,14 +90,14 @@ class PairsForm:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """Texts that can have special tokens of a vocabulary in them."""
+        """Texts that can contain special tokens of a vocabulary."""
         return (self.before, self.after, self.key_open, *self.closes, self.value_close, self.end, self.between)
 
 
 @attrs.frozen
 class BracesForm:
-    """`call:name{city:<escape>Bern<escape>,days:3}`: braces and brackets as in JSON, keys without quotes, and a mark
-    of its own on either side of a string.
+    """`call:name{city:<escape>Bern<escape>,days:3}`: braces and brackets as in JSON, keys without quotes, and the
+    model's own quotes around strings.
     """
 
     quote: str
@@ -105,14 +105,14 @@ class BracesForm:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """Texts that can have special tokens of a vocabulary in them."""
+        """Texts that can contain special tokens of a vocabulary."""
         return (self.quote,)
 
 
 @attrs.frozen
 class ElementsForm:
-    """The name, and each argument as an element of its own name, as are members of objects; items of lists are elements
-    `item`. A mark stands before each tag: `#<city>Bern#</city>`. What is null is left out.
+    """The name, and an element for each argument and each member of an object, named by its key. Items of lists are
+    elements `item`. A mark stands before each tag: `#<city>Bern#</city>`. Null values are left out.
     """
 
     mark: str
@@ -125,7 +125,7 @@ class ElementsForm:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """Texts that can have special tokens of a vocabulary in them."""
+        """Texts that can contain special tokens of a vocabulary."""
         return (self.mark, self.before, self.after, self.end)
 
 

@@ -1,6 +1,6 @@
-"""Tools for models whose template does not show them: told in the system message, in the form of the model's calls.
+"""Tools for models whose template does not support them: they are described in the system message.
 
-A template that knows nothing of tools at all shows no earlier calls either: these and their results become plain text.
+Such a template does not show earlier calls either: they and their results become plain text.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _HOW_IN_FORM = "To call one, write exactly this, with its name and its arguments
 
 
 def with_tools(messages: Sequence[Message], tools: Sequence[Tool], family: Family) -> tuple[Message, ...]:
-    """The conversation with the tools in its system message, and how a model of this family calls them."""
+    """The conversation with the tools in its system message, and how to call them in this family's form."""
     turns = list(messages)
     if not tools:
         return tuple(turns)
@@ -34,7 +34,7 @@ def with_tools(messages: Sequence[Message], tools: Sequence[Tool], family: Famil
 
 
 def with_calls(messages: Sequence[Message], family: Family) -> tuple[Message, ...]:
-    """The conversation with its calls in the messages' texts, as models of this family write them."""
+    """The conversation with its calls in the messages' texts, in this family's form."""
     return tuple(_with_calls(message, family) for message in messages)
 
 
@@ -54,7 +54,7 @@ def _how(family: Family) -> str:
 
 
 def plain(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """The conversation without calls and results as such."""
+    """The conversation with calls and their results as plain text."""
     return tuple(_plain(message) for message in messages)
 
 

@@ -1,8 +1,9 @@
-"""What a model with tools can write, as a grammar: free text, until it opens a call; then that call's form and nothing
-else. So every call that is parsed has arguments that validate against its tool's schema.
+"""Grammar of the output of a model with tools: free text until it opens a call, then only that call's form.
 
-The grammar is one text in llguidance's form of Lark's notation. A mark that is one special token of the vocabulary has
-two spellings: the token, and its text. Both open what the mark opens, as the parser sees it.
+So every parsed call has arguments that validate against its tool's schema.
+
+The grammar is a text in llguidance's variant of Lark's notation. A mark that is a special token of the vocabulary has
+two spellings: the token, and its text. Both open the same thing, as in the parser.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ def calls_grammar(
     begins_thinking: bool,
     answer: Schema | None = None,
 ) -> str:
-    """Output of a model that can call `tools`; with `must_call` it consists of thinking and calls alone.
+    """Grammar of an output that can call `tools`; with `must_call`, of thinking and calls only.
 
-    With `answer` it consists of thinking, and of calls or JSON of that schema: the family's calls must have a mark.
-    Without `is_parallel` the output ends with its first call. `begins_thinking` says that the prompt ended with the
-    opening mark; `thinking` is None where there can be none. Raises `schema.UnservableError` for what the family's
-    form of calls cannot keep to.
+    With `answer` the output consists of thinking, and of calls or JSON of that schema; the family's calls must then
+    have a mark. Without `is_parallel` the output ends with its first call. `begins_thinking` says that the prompt ended
+    with the opening mark; `thinking` is None where there can be none. Raises `schema.UnservableError` for schemas that
+    the family's form of calls cannot express.
     """
     _check(tools)
     rules = LarkRules(specials)
@@ -62,7 +63,7 @@ def _check(tools: Sequence[Tool]) -> None:
 
 
 class _Lark:
-    """The rules of one grammar, made when they are first used."""
+    """Rules of one grammar, made on first use."""
 
     def __init__(
         self, rules: LarkRules, family: Family, tools: Sequence[Tool], thinking: Thinking | None, *, is_parallel: bool
@@ -103,7 +104,7 @@ class _Lark:
         return f"({string(between)} {self._call()})*" if self._is_parallel else ""
 
     def _calls(self) -> str:
-        """What follows the opening mark, with the closing one."""
+        """Calls behind the opening mark, with the closing mark."""
         family = self._family
         if family.is_list or family.is_block:
             body = f"{string(family.lead)} {self._call()} {self._more(family.separator)} {string(family.trail)}"
@@ -133,7 +134,7 @@ class _Lark:
         return f"({self._mark(family.separator)} {self._marked()})*"
 
     def only_calls(self, *, begins_thinking: bool, answer: Schema | None) -> str:
-        """Thinking, where there can be some, and calls; or an answer instead of them."""
+        """Thinking, where it is possible, and calls; or an answer instead of calls."""
         family = self._family
         if family.is_bare:
             calls = f"{self._call()} {self._more(family.separator)}"
@@ -149,7 +150,7 @@ class _Lark:
         return f"({self._mark(self.thought.open)} {self.thought.rest()} SPACE?)? {calls}"
 
     def _bare(self) -> Iterator[str]:
-        """Calls without a mark, with white space and other keys where models put them."""
+        """Calls without a mark, with white space and other keys where models write them."""
         for at, tool in enumerate(self._tools):
             args, end = f"args_{at}", string("}")
             for name, opening, close in (("BARE", "", ""), ("LIST", rf"\[{_SPACE}", string("]"))):
@@ -159,12 +160,12 @@ class _Lark:
     # Text and thinking
 
     def answer(self) -> str:
-        """All that an answer can be."""
+        """A whole answer."""
         free = self.free()
         return self._opened() if self._family.to_answer else free
 
     def _opened(self) -> str:
-        """What follows the opening mark: calls, and an answer where one begins so."""
+        """Text behind the opening mark: calls, or an answer where it has that mark, too."""
         family = self._family
         ends = not self._is_parallel or (family.is_bare and not family.close)
         calls = f"{self._calls()} {'' if ends else self._again() if family.ends_answer else 'free'}"
@@ -179,7 +180,7 @@ class _Lark:
         family = self._family
         ways = [text]
         ways += [f"{opened} {self._opened()}" for opened in self._until(family.open, "TO_CALL")]
-        for at, mark in enumerate(family.silent):  # spelled as text, they are part of it
+        for at, mark in enumerate(family.silent):  # (spelled as text, they are part of it)
             ways += [f"{opened} free" for opened in self._until_token(mark, f"TO_SILENT_{at}")]
         if self.thought is not None:
             for opened in self._until(self.thought.open, "TO_THOUGHT"):
@@ -196,15 +197,15 @@ class _Lark:
         return self._rules.add("TEXT", f"/{ANY}+/ & ~/{ANY}*({self._marks})({ANY})*/{self._not_bare}")
 
     def _until(self, mark: str, name: str) -> Iterator[str]:
-        """Text and the mark at its end, in each of the mark's spellings."""
+        """Text that ends with the mark, in each of the mark's spellings."""
         once = f"/{ANY}*{literal(mark)}/ & ~/{ANY}*({self._marks}){ANY}+/"
         yield self._rules.add(name, once + self._not_bare)
         yield from self._until_token(mark, name)
 
     def _until_token(self, mark: str, name: str) -> Iterator[str]:
-        """Text and the mark at its end, where that has a special token."""
+        """Text that ends with the mark, where the mark contains a special token."""
         if special := self._rules.first_mark(mark):
-            # A terminal takes all the text that it can: what stands before the special token must be part of it.
+            # Terminals match as much text as possible, so the mark's text before the special token must be part of one.
             begin, _, _ = mark.partition(special)
             names = "|".join(map(literal, (TO_USER, *(tool.name for tool in self._tools))))
             spelled = f"({names})".join(map(literal, begin.split("{}")))
@@ -214,7 +215,7 @@ class _Lark:
 
     @property
     def _marks(self) -> str:
-        """All marks that open something, as a regular expression."""
+        """Regular expression of all opening marks."""
         marks = [self._family.open, *([self.thought.open] if self.thought is not None else [])]
         return "|".join(map(literal, marks))
 
@@ -226,7 +227,7 @@ class _Lark:
         return rf" & ~/{_SPACE}(\[{_SPACE})?({_named(names, is_pattern=True)}|{_ARGUMENTS_FIRST}){ANY}*/"
 
     def _mark(self, mark: str) -> str:
-        """A mark as the model was trained to write it: its token, where it has one."""
+        """A mark as the model was trained to write it: by its special token, where it has one."""
         return self._rules.spelled(mark)
 
 
@@ -236,6 +237,6 @@ _ARGUMENTS_FIRST = rf'\{{{_SPACE}{_OTHER_KEYS}"(arguments|parameters)"'
 
 
 def _named(name: str, *, is_pattern: bool = False) -> str:
-    """A call's object up to its name, as a regular expression."""
+    """Regular expression of a call's object up to its name."""
     spelled = name if is_pattern else literal(string(name))
     return rf'\{{{_SPACE}{_OTHER_KEYS}"name"{_SPACE}:{_SPACE}({spelled})'

@@ -1,8 +1,8 @@
-"""gpt-oss's channels: from a model's text, in pieces cut anywhere, to answer, thinking and tool calls.
+"""Parser of gpt-oss's channels ("harmony"): text cut anywhere in; answer, thinking and tool calls out.
 
-An answer is a row of messages, each with a header that names its channel, and a recipient where it is a call:
+An answer is a sequence of messages. Each has a header that names its channel, and its recipient if it is a call:
 `<|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…`. The prompt ends behind the first
-`<|start|>assistant`. Text without a header is the answer itself.
+`<|start|>assistant`. Text without a header is part of the answer.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ START, CHANNEL, MESSAGE = "<|start|>assistant", "<|channel|>", "<|message|>"
 FINAL = f"{CHANNEL}final{MESSAGE}"
 ENDS = ("<|end|>", "<|call|>", "<|return|>")
 _BODY = NamedForm(before="", after=MESSAGE)
-"""A call behind its recipient's name, where the header has nothing else to say."""
+"""Form of a call behind its recipient's name, where the header says nothing else."""
 _BEGINNINGS = (START, CHANNEL, " to=")
 TO_ANSWER = f"{ENDS[0]}{START}{FINAL}"
-"""What ends the thinking so that the answer follows."""
+"""Text that ends the thinking, and begins the answer."""
 TO_NEXT = f"{ENDS[0]}{START}"
-"""What ends the thinking so that any message can follow: a call, or the answer."""
+"""Text that ends the thinking, so that any message can follow: a call, or the answer."""
 TO_CALL = f"{TO_NEXT}{CHANNEL}commentary to=functions."
-"""What ends the thinking so that a call follows."""
+"""Text that ends the thinking, and begins a call."""
 MAX_HEADER_CHARS = 256
 """Maximum length of a header; a longer one is text."""
 _HEADER = re.compile(
@@ -41,13 +41,13 @@ _HEADER = re.compile(
 
 
 class HarmonyParser(StepParser):
-    """One answer's parser, as `parser.Parser` is for other families. Header and end of the thinking are its marks."""
+    """Parser of one answer, like `parser.Parser` for other families. Headers and ends of messages are its marks."""
 
     def __init__(
         self, tools: Mapping[str, Schema], *, splits_thinking: bool = True, ends_with_answer: bool = False
     ) -> None:
-        """Without `splits_thinking` the thinking is text, with its header and its end. With `ends_with_answer` all that
-        follows the final message's header is the answer, whatever it looks like.
+        """Without `splits_thinking` thinking is text, with its header and its end. With `ends_with_answer`, everything
+        behind the final message's header is the answer, whatever it looks like.
         """
         super().__init__(self._read_header)
         self._tools = tools
@@ -57,7 +57,7 @@ class HarmonyParser(StepParser):
         self._keeps_end = False
 
     def finish(self) -> list[Part]:
-        """What is left when no more text comes."""
+        """The remaining parts at the end of the output."""
         if self._call is not None:
             self._cut()
         if self._pending:
@@ -74,7 +74,7 @@ class HarmonyParser(StepParser):
         return self._thought_from is not None
 
     def _read_header(self) -> bool:
-        """A header up to its end; what can be none is the answer's text."""
+        """Read a header. Text that cannot be one is part of the answer."""
         window = self._pending[:MAX_HEADER_CHARS]
         if not any(begin.startswith(window[: len(begin)]) for begin in _BEGINNINGS):
             return self._leave_header()
@@ -89,7 +89,7 @@ class HarmonyParser(StepParser):
         return True
 
     def _leave_header(self) -> bool:
-        """Take the first character as text, so that no header is looked for in the same place again."""
+        """Take the first character as text, so that no header is searched for at the same place again."""
         self._parts.append(AnswerText(self._pending[0]))
         self._pending = self._pending[1:]
         self._begin_message(AnswerText)

@@ -1,4 +1,4 @@
-"""What gpt-oss can write when it can call tools: messages with a header each, the last of which is answer or call."""
+"""Grammar of gpt-oss's output with tools: messages with headers, the last of which is an answer or a call."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def harmony_grammar(
     must_call: bool,
     answer: Schema | None,
 ) -> str:
-    """See `grammar.calls_grammar`. A call ends the answer, so that there is one at most."""
+    """See `grammar.calls_grammar`. A call ends the output, so there is at most one."""
     thought = _message(rules, "analysis") if can_think else ""
     call = rules.add("call", " | ".join(_call(rules, tool, at) for at, tool in enumerate(tools)))
     if must_call:
@@ -39,12 +39,12 @@ def harmony_grammar(
 
 
 def harmony_opening(rules: LarkRules, held: str) -> str:
-    """A grammar of thinking and preambles, and of an answer that is what `held` stands for."""
+    """Grammar of thinking and preambles, followed by an answer that `held` stands for."""
     return rules.grammar(f"{_before(rules, _message(rules, 'analysis'))}* {rules.spelled(FINAL)} {held}")
 
 
 def _before(rules: LarkRules, thought: str) -> str:
-    """Messages before the last one; `thought` is the rule of those that think, empty where there are none."""
+    """Messages before the last one. `thought` is the rule of thinking messages; empty: there are none."""
     return rules.add("before", " | ".join(filter(None, [thought, _message(rules, "commentary")])))
 
 
@@ -63,7 +63,7 @@ def _message(rules: LarkRules, channel: str) -> str:
 
 
 def _body(rules: LarkRules) -> str:
-    """Text that ends no message."""
+    """Text that does not end the message."""
     text = rules.add("BODY", f"/{ANY}*/ & ~/{ANY}*({_marks()}){ANY}*/")
     others = rules.specials.others
     return rules.add("body", f"{text} ({ids(others)} {text})*") if others else text
@@ -74,7 +74,9 @@ def _marks() -> str:
 
 
 def _call(rules: LarkRules, tool: Tool, at: int) -> str:
-    """A call in the commentary channel, with the recipient behind it or before it; the model knows both."""
+    """A call in the commentary channel. Its recipient stands behind the channel or before it: the model was trained on
+    both.
+    """
     name = tool.name
     arguments = json_rule(rules, f"args_{at}", schema_of(tool))
     heads = (

@@ -1,7 +1,7 @@
-"""One tool call as a JSON object, read a character at a time: `{"name": …, "arguments": {…}}`.
+"""Incremental reader of a tool call that is one JSON object: `{"name": …, "arguments": {…}}`.
 
-The arguments are given out as they come, before the object is whole. What is none of a call's objects is found out at
-the first key that no call has, so that ordinary JSON is not held back.
+The arguments are given out as they come, before the object is complete. An object that is not a call is recognised at
+its first foreign key, so that ordinary JSON is not held back.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _KEYS = {*_NAME_KEYS, *_ARGUMENT_KEYS, "id", "type", "tool_call_id"}
 
 
 class JsonString:
-    """Whether the JSON that came so far, a character at a time, ends inside a string."""
+    """Tracks whether JSON text, pushed a character at a time, is inside a string."""
 
     def __init__(self) -> None:
         self.is_open = False
@@ -36,7 +36,7 @@ class JsonString:
 
 
 class JsonCall:
-    """Push characters until `is_whole` or `problem` says that it is over; the first must be `{`."""
+    """Push characters, beginning with `{`, until `is_whole` or `problem` is set."""
 
     def __init__(self, names: Collection[str]) -> None:
         self._names = names
@@ -44,21 +44,21 @@ class JsonCall:
         self._depth = 0
         self._string = JsonString()
         self._key: str | None = None
-        """The key whose value is being read; None while a key is."""
+        """Key whose value is being read; None while a key is read."""
         self._word = ""
-        """The key or value so far."""
+        """Text of the current key or value so far."""
         self._unsent = ""
         self.name: str | None = None
-        """The tool's name, once it is known."""
+        """Name of the tool, once it is known."""
         self.arguments = ""
         self.is_whole = False
         self.problem = ""
-        """Why this is no call of these tools; empty while it can become one."""
+        """Why the text is not a call of these tools; empty while it can become one."""
         self._sent = 0
-        """Characters of the arguments that were given out."""
+        """Number of characters of the arguments that were given out."""
 
     def push(self, char: str) -> str:
-        """Take the next character. Returns the arguments' text that it sets free."""
+        """Take the next character. Returns the part of the arguments that it completes."""
         self._raw.append(char)
         was_open = self._string.is_open
         self._string.push(char)
@@ -93,7 +93,7 @@ class JsonCall:
             self._end()
 
     def _begin_value(self) -> None:
-        key = self._word[1:-1]  # plain words alone: an escape is no way to spell a key that grammars know
+        key = self._word[1:-1]  # without escapes, because grammars spell keys without them
         if self._key is not None or key not in _KEYS or self._word != f'"{key}"':
             self.problem = "it is not a call's object"
             return
@@ -161,7 +161,7 @@ class JsonCall:
 
 
 def whole_members(beginning: str) -> str:
-    """A JSON object of the whole members of one that is cut off anywhere, as they are written."""
+    """JSON object of the complete members of an object that is cut off anywhere, as they are written."""
     depth = comma = 0
     string = JsonString()
     for at, char in enumerate(beginning):

@@ -1,6 +1,6 @@
-"""Rules of a grammar in llguidance's form of Lark's notation, and how texts are spelled in one.
+"""Rules of a grammar in llguidance's variant of Lark's notation, and the spelling of texts in it.
 
-A mark that is one special token of the vocabulary is spelled by that token: no text matches it.
+A mark that is a special token of the vocabulary is spelled by that token, which no text matches.
 """
 
 from __future__ import annotations
@@ -14,20 +14,22 @@ import attrs
 
 @attrs.frozen
 class Specials:
-    """A vocabulary's special tokens, which no text spells: those that are marks, and the others but for its ends."""
+    """Special tokens of a vocabulary, which no text spells: those that are marks, and all others except the ends of
+    text.
+    """
 
     marks: Mapping[str, int]
     others: Sequence[int]
 
 
 class LarkRules:
-    """Rules by name, made when they are first used."""
+    """Rules by name, made on first use."""
 
     def __init__(self, specials: Specials) -> None:
         self.specials = specials
         self._lines: dict[str, str] = {}
         self.chars = 0
-        """Length of all bodies together, to which the time that compiling takes is proportional."""
+        """Total length of all bodies, which compile time is proportional to."""
         longest_first = sorted(specials.marks, key=len, reverse=True)
         self._marks = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
@@ -35,17 +37,17 @@ class LarkRules:
         return name in self._lines
 
     def add(self, name: str, body: str) -> str:
-        """The rule's name; it is defined by the first body that is given for it."""
+        """Define a rule, unless it exists, and return its name."""
         if name not in self._lines:
             self.complete(name, body)
         return name
 
     def begin(self, name: str) -> None:
-        """Keep a place for a rule that its own body refers to; `complete` defines it."""
+        """Reserve a rule that its own body refers to; `complete` defines it."""
         self._lines[name] = ""
 
     def complete(self, name: str, body: str) -> None:
-        """Define what `begin` has begun."""
+        """Define a rule, also one that `begin` has reserved."""
         self._lines[name] = f"{name}: {body}"
         self.chars += len(body)
 
@@ -54,7 +56,7 @@ class LarkRules:
         return "\n".join([f"start: {start}", *self._lines.values()])
 
     def first_mark(self, text: str) -> str:
-        """The first mark in a text that is a special token; empty where none is."""
+        """The first special token in a text; empty where there is none."""
         found = self._marks.search(text) if self._marks is not None else None
         return found[0] if found else ""
 
@@ -71,7 +73,7 @@ class LarkRules:
 
 
 def string(text: str) -> str:
-    """A text as one string; empty for an empty one, which Lark has no string for."""
+    """A text as a Lark string; empty for an empty text, which Lark has no string for."""
     return json.dumps(text, ensure_ascii=False) if text else ""
 
 

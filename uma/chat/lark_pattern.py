@@ -1,7 +1,8 @@
-"""A grammar in Lark's notation as one regular expression, for texts that stand within JSON, where only those can hold.
+"""Translates a grammar in Lark's notation to one regular expression, for strings inside of JSON, which only allow
+those.
 
-That is possible where no rule leads back to itself. Its texts are those that the rules allow, one character after the
-other: as with Lark's own Earley parser, no lexer decides beforehand where a terminal ends.
+Possible where no rule refers to itself. The expression matches the texts that the rules allow character by character:
+as with Lark's own Earley parser, no lexer decides in advance where a terminal ends.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterator, Mapping
 import attrs
 
 MAX_PATTERN = 32_768
-"""Maximum characters of the expression: a rule's own stands wherever the rule is named."""
+"""Maximum length of the expression: a rule's body is repeated wherever the rule is named."""
 COMMON: Mapping[str, str] = {
     "DIGIT": "[0-9]",
     "HEXDIGIT": "[a-fA-F0-9]",
@@ -39,7 +40,7 @@ COMMON: Mapping[str, str] = {
     "CPP_COMMENT": r"\/\/[^\n]*",
     "SQL_COMMENT": r"--[^\n]*",
 }
-"""What `%import common.…` brings."""
+"""Terminals of `%import common.…`."""
 
 _TOKEN = re.compile(
     r"""(?P<space>[ \t\r]+|(//|\#)[^\n]*)|(?P<line>\n\s*)|(?P<string>"(\\.|[^"\\\n])*"i?)
@@ -51,11 +52,11 @@ _ESCAPES = {char: f"\\{char}" for char in "\\^$.|?*+()[]{}-/#&~"} | {"\n": r"\n"
 
 
 class NoPatternError(Exception):
-    """The grammar is no regular expression, or is none at all: the message says why."""
+    """The grammar is not a regular expression, or invalid; the message says why."""
 
 
 def pattern_of(lark: str) -> str:
-    """A regular expression, anchored at both ends, of the texts that the grammar's `start` allows.
+    """Regular expression, anchored at both ends, of the texts that the grammar's `start` allows.
 
     Raises `NoPatternError`.
     """
@@ -70,20 +71,20 @@ class _Word:
 
 @attrs.define
 class _Words:
-    """The words of a grammar, read from the first to the last."""
+    """Tokens of a grammar, read from the first to the last."""
 
     rest: list[_Word]
-    """The last first."""
+    """Tokens that are left, in reverse order."""
 
     def is_next(self, *texts: str) -> bool:
         return bool(self.rest) and self.rest[-1].kind != "string" and self.rest[-1].text in texts
 
     def take(self, *texts: str) -> bool:
-        """Whether the next is one of these; then it is read."""
+        """Whether the next token is one of these; if so, it is consumed."""
         return self.is_next(*texts) and bool(self.rest.pop())
 
     def next(self, kind: str = "") -> str:
-        """The next one. Raises `NoPatternError` where it is none of the `kind`."""
+        """Consume the next token. Raises `NoPatternError` where it is not of the `kind`."""
         if not self.rest or (kind and self.rest[-1].kind != kind):
             raise NoPatternError(f"expected a {kind or 'word'}, not {self.rest[-1].text!r}" if self.rest else "cut off")
         return self.rest.pop().text
@@ -102,14 +103,14 @@ def _words(text: str) -> Iterator[_Word]:
 
 
 def _definitions(text: str) -> dict[str, _Words | str]:
-    """What stands for each name: words, or a regular expression."""
+    """Definition of each name: its tokens, or a regular expression."""
     made: dict[str, _Words | str] = {}
     lines: list[list[_Word]] = [[]]
     for word in _words(text):
         if word.kind == "line":
             lines.append([])
         elif word.text == "|" and word.kind == "mark" and not lines[-1] and len(lines) > 1:
-            lines = [row for row in lines if row]  # it goes on with the line before
+            lines = [row for row in lines if row]  # continues the line before
             lines[-1].append(word)
         else:
             lines[-1].append(word)
@@ -122,7 +123,7 @@ def _definitions(text: str) -> dict[str, _Words | str]:
         else:
             name = words.next("word").lstrip("!?")
             if words.take("."):
-                words.next("number")  # a priority decides nothing about what is allowed
+                words.next("number")  # a priority does not change what is allowed
             if not words.take(":"):
                 raise NoPatternError(f"{name}: expected a colon behind it")
             made[name] = words
@@ -146,7 +147,7 @@ def _imported(words: _Words) -> dict[str, str]:
 
 
 class _Patterns:
-    """The expressions of a grammar's names."""
+    """Regular expressions of a grammar's names."""
 
     def __init__(self, definitions: Mapping[str, _Words | str]) -> None:
         self._definitions = definitions
@@ -154,7 +155,7 @@ class _Patterns:
         self._begun: list[str] = []
 
     def of(self, name: str) -> str:
-        """The expression of a name."""
+        """Regular expression of a name."""
         if name not in self._made:
             if name in self._begun:
                 raise NoPatternError(f"{name} leads back to itself")
@@ -185,7 +186,7 @@ class _Patterns:
         while words.rest and not words.is_next("|", ")", "]", "->"):
             made += self._repeated(words)
         if words.take("->"):
-            words.next("word")  # what Lark calls this alternative
+            words.next("word")  # the alias of this alternative
         return made
 
     def _repeated(self, words: _Words) -> str:
@@ -227,7 +228,7 @@ class _Patterns:
 
 
 def _value(spelled: str) -> str:
-    """What a string between quotes stands for."""
+    """Value of a quoted string."""
     try:
         value = json.loads(re.sub(r"\\x([0-9a-fA-F]{2})", r"\\u00\1", spelled.removesuffix("i")))
     except ValueError:
@@ -237,5 +238,5 @@ def _value(spelled: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """An expression that matches only this text."""
+    """Regular expression that matches only this text."""
     return "".join(_ESCAPES.get(char) or (f"\\x{{{ord(char):x}}}" if char < " " else char) for char in text)

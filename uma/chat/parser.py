@@ -1,8 +1,8 @@
-"""Parser of a model's text, in pieces cut anywhere: answer, thinking and tool calls.
+"""Incremental parser of a model's text: answer, thinking and tool calls.
 
-No text is lost and none changes its order: what looks like a call and is none comes out as text. Only the marks around
-thinking and calls, and the white space next to them, are left out. The parts are the same however the text is
-cut, but for where a part's own text is divided.
+No text is lost or reordered: text that looks like a call and is none comes out as text. Only the marks around thinking
+and calls are left out, with the white space next to them. The parts do not depend on how the text is cut, except for
+where a part's own text is divided.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from uma.chat.steps import StepParser, first_mark
 
 
 class Parser(StepParser):
-    """One answer's parser: `push` each piece of its text, then `finish` once."""
+    """Parser of one answer: `push` each piece of its text, then call `finish` once."""
 
     def __init__(
         self,
@@ -31,17 +31,17 @@ class Parser(StepParser):
         thinks_first: bool = False,
     ) -> None:
         """`tools` are the schemas of the tools' arguments by name; without any there are no calls. Without
-        `splits_thinking` the thinking is text, in which no call is looked for.
-        `begins_thinking` says that the prompt ended with the opening mark. With `thinks_first` there is thinking at the
-        beginning at most, and all that follows is the answer, whatever it looks like.
+        `splits_thinking` thinking is text, in which no call is searched for. `begins_thinking` says that the prompt
+        ended with the opening mark. With `thinks_first` there is thinking only at the beginning, and everything after
+        it is the answer, whatever it looks like.
         """
         super().__init__(self._read_opening if thinks_first else self._read_text)
         self._family = family if tools else None
         self._tools = tools
         self._silent: frozenset[str] = frozenset()
-        """Texts that are left out."""
+        """Marks that are left out."""
         self._begun = ""
-        """What the prompt ends with of the output's first mark."""
+        """End of the prompt that is the beginning of the output's first mark."""
         if family is not None:
             names = (TO_USER, *tools)
             self._silent = frozenset(mark.format(name) for mark in family.silent for name in names)
@@ -51,9 +51,9 @@ class Parser(StepParser):
         self._thinking = thinking
         self._splits = splits_thinking
         self._space = ""
-        """White space that is text unless a mark follows."""
+        """White space that is text, unless a mark follows."""
         self._is_start = True
-        """Nothing but white space, thinking or calls has come."""
+        """Whether nothing but white space, thinking or calls has come."""
         self._is_after_mark = False
         self._is_list = False
         self._needs_mark = False
@@ -63,14 +63,14 @@ class Parser(StepParser):
             self._step = self._read_thinking
 
     def finish(self) -> list[Part]:
-        """What is left when no more text comes."""
+        """The remaining parts at the end of the output."""
         parts = self._run()
         if self._is_start:
             self._pending = self._pending.removeprefix(self._begun)
         if self._step in (self._read_calls, self._read_call):
             self._cut()
         elif self._step == self._read_close:
-            # What follows a whole call and is no mark of its end.
+            # Text behind a whole call that is not its closing mark.
             self._step = self._read_text
             self._pending, self._raw = self._raw + self._pending, ""
         parts += self._run()
@@ -101,7 +101,7 @@ class Parser(StepParser):
         if self._family is not None:
             marks.append(self._family.open)
         if self._family is not None and self._family.is_bare and self._is_start:
-            # A call can stand here without a mark: no further than to the next character that is no white space.
+            # A call without a mark can begin here: read only up to the next character that is not white space.
             stripped = self._pending.lstrip()
             skipped = len(self._pending) - len(stripped)
             if skipped:
@@ -139,7 +139,7 @@ class Parser(StepParser):
         self._step = self._read_label if self._splits and self._thinking.label else self._read_thinking
 
     def _read_label(self) -> bool:
-        """The word behind the opening mark that says what follows."""
+        """Read the label behind the opening mark."""
         assert self._thinking is not None
         label = self._thinking.label
         if label != self._pending[: len(label)] and label.startswith(self._pending):
@@ -166,7 +166,7 @@ class Parser(StepParser):
         return True
 
     def _read_opening(self) -> bool:
-        """The mark that the output can begin with."""
+        """Read the mark that the output can begin with."""
         assert self._thinking is not None
         begun, mark = self._pending.lstrip(), self._thinking.open
         if begun.startswith(mark):
@@ -205,7 +205,7 @@ class Parser(StepParser):
         self._step = self._read_calls
 
     def _read_calls(self) -> bool:
-        """Before a call's object: after the mark, or after a comma of a list."""
+        """Read up to a call's object: behind the mark, or behind a comma of a list."""
         assert self._family is not None
         char = self._pending[0]
         is_object = isinstance(self._family.form, ObjectForm)
@@ -227,7 +227,7 @@ class Parser(StepParser):
         self._step = self._read_close
 
     def _read_close(self) -> bool:
-        """After a whole call: the list's next one or its end, the closing mark, or what is text again."""
+        """Read behind a whole call: the next call of a list or its end, the closing mark, or text."""
         assert self._family is not None
         char = self._pending[0]
         held = (self._raw + char).lstrip()
@@ -262,7 +262,7 @@ class Parser(StepParser):
         return True
 
     def _begin_next(self, held: str) -> bool:
-        """Another call of the block that is open, if `held` can begin one; it was read in doubt of the block's end."""
+        """Begin another call of the open block, if `held` begins one; it was read as a possible end of the block."""
         assert self._family is not None
         form = self._family.form
         if not self._family.is_block or isinstance(form, BracesForm) or not form.before.startswith(held):

@@ -1,4 +1,4 @@
-"""The parts that a model's output consists of, as the parser gives them."""
+"""Parts of a model's output, as the parser returns them."""
 
 from __future__ import annotations
 
@@ -7,45 +7,45 @@ import attrs
 
 @attrs.frozen
 class AnswerText:
-    """A piece of the answer itself."""
+    """A piece of the answer."""
 
     text: str
 
 
 @attrs.frozen
 class Reasoning:
-    """A piece of what stands between the thinking marks."""
+    """A piece of the text between the thinking marks."""
 
     text: str
 
 
 @attrs.frozen
 class CallBegun:
-    """A tool call has begun: its name is known."""
+    """Beginning of a tool call, once its name is known."""
 
     name: str
 
 
 @attrs.frozen
 class CallArguments:
-    """The next piece of the arguments' JSON of the call that has begun."""
+    """The next piece of JSON of the current call's arguments."""
 
     text: str
 
 
 @attrs.frozen
 class CallEnded:
-    """The call is whole. `arguments` is a JSON object, as the model wrote it."""
+    """End of a complete call. `arguments` is a JSON object, as the model wrote it."""
 
     name: str
     arguments: str
     note: str = ""
-    """What is to be told of the call."""
+    """Remark for the request's warnings."""
 
 
 @attrs.frozen
 class CallBroken:
-    """The call that had begun is none: what the model wrote of it comes as `AnswerText`, for what `reason` says."""
+    """End of what was not a call after all, for this `reason`. Its text follows as `AnswerText`."""
 
     name: str
     reason: str
@@ -53,8 +53,8 @@ class CallBroken:
 
 @attrs.frozen
 class CallCut:
-    """The output has ended inside the call that had begun. `text` is what the model wrote of it, with the mark and the
-    white space before it.
+    """End of the output inside of a call. `text` is what the model wrote of it, with the mark and the white space
+    before it.
     """
 
     name: str
@@ -65,7 +65,7 @@ Part = AnswerText | Reasoning | CallBegun | CallArguments | CallEnded | CallBrok
 
 
 def joined(parts: list[Part]) -> list[Part]:
-    """Neighbouring pieces of the same kind as one."""
+    """Parts with adjacent pieces of the same kind merged."""
     whole: list[Part] = []
     for part in parts:
         last = whole[-1] if whole else None

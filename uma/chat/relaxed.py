@@ -1,7 +1,7 @@
-"""A tool's schema without what no grammar can keep to, for calls that the model is free not to make.
+"""Relaxes a tool's schema to one that a grammar can express, for calls that the model is free not to make.
 
-What stands in the way of a grammar is left out of it, keyword by keyword, and named by its place. The model is shown
-the whole schema all the same. What is left allows at least what the whole does.
+Keywords that a grammar cannot express are left out, and reported by their places. The model is still shown the whole
+schema. The relaxed schema allows at least all that the whole one allows.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from uma.chat.schema import Schema
 from uma.json_schema import COMPACT, SCHEMA_LISTS, SCHEMAS_BY_NAME, for_llguidance, place_of, problem, problems_of
 
 MAX_PROBES = 256
-"""Maximum grammars made to find what stands in the way of one: each takes about a millisecond."""
+"""Maximum grammars compiled to find the keywords that prevent one: each takes about a millisecond."""
 _NEVER = frozenset(
     """
     not if then else contains minContains maxContains propertyNames dependentRequired dependentSchemas dependencies
     unevaluatedItems unevaluatedProperties $dynamicRef $dynamicAnchor $recursiveRef $recursiveAnchor
     """.split()  # noqa: SIM905  (a word a line would be a page)
 )
-"""Keywords that no grammar describes."""
+"""Keywords that no grammar can express."""
 _PARTS = ("items", "additionalItems", "additionalProperties")
 _CLOSING = ("additionalProperties", "additionalItems")
-"""Keywords about what others do not name: they go with these."""
+"""Keywords that concern what other keywords do not name. They are left out together with these."""
 _FIRST = ("$schema", "$id", "x-guidance", "format", "pattern", "oneOf", "allOf", "anyOf", "$ref", "$anchor")
-"""Keywords that are tried first: they stand in the way most often."""
+"""Keywords that are left out first, because they prevent a grammar most often."""
 _LAST = ("items", "prefixItems", "patternProperties", "properties", "required", "type", "$defs", "definitions")
-"""Keywords that are tried last: without them little is left."""
+"""Keywords that are left out last, because little is left without them."""
 _SHARED = ("$defs", "definitions")
 
 Fits = Callable[[Schema], bool]
-"""Whether a grammar can be made of a schema."""
+"""Whether a grammar can be made for a schema."""
 
 
 def relaxed_schema(schema: Schema, fits: Fits) -> tuple[Schema, list[str]]:
-    """The schema without what stands in the way of `fits`, and the places of that, such as `.properties.x.not`.
+    """The schema without keywords that prevent a grammar, and the places of these, such as `.properties.x.not`.
 
-    `fits` says of the schema of an object whether the model's form of calls can keep to it.
+    `fits` says whether the model's form of calls can express an object's schema.
     """
     found = _Loosened(fits)
     return found.root(schema), found.places
@@ -62,7 +62,7 @@ class _Loosened:
         return self._by_property(made)
 
     def _plain(self, schema: Any, place: str) -> Any:
-        """Without the keywords that no grammar describes, wherever they stand."""
+        """The schema without keywords that no grammar can express, at any place."""
         if not isinstance(schema, dict):
             return schema
         made: Schema = {}
@@ -84,7 +84,7 @@ class _Loosened:
         return made
 
     def _node(self, schema: Schema, place: str, shared: Schema) -> Schema:
-        """A schema that does not fit: its parts first, then its own keywords."""
+        """Relax a schema that does not fit: its parts first, then its own keywords."""
         made = dict(schema)
         for word, value in schema.items():
             here = place + place_of(word)
@@ -124,7 +124,7 @@ class _Loosened:
         return self._probes <= MAX_PROBES and _is_json({**shared, **schema})
 
     def _by_property(self, schema: Schema) -> Schema:
-        """Schema for forms of calls that are no JSON: each argument as much of its schema as the form can keep to."""
+        """Schema for forms of calls without JSON: each argument with as much of its schema as the form can express."""
         made: Schema = {"type": "object"} | {word: schema[word] for word in _SHARED if word in schema}
         given = schema.get("properties", {})
         needed = [name for name in schema.get("required", ()) if isinstance(name, str)]
@@ -148,7 +148,7 @@ class _Loosened:
 
 
 def _looser(schema: Any) -> Iterator[tuple[Any, bool]]:
-    """A schema, and what is left of it by and by; with whether something was left out."""
+    """A schema, and ever less of it, each with whether something was left out."""
     yield schema, False
     if isinstance(schema, dict) and "type" in schema:
         yield {"type": schema["type"]}, True
@@ -157,7 +157,7 @@ def _looser(schema: Any) -> Iterator[tuple[Any, bool]]:
 
 
 def _without(schema: Schema, word: str) -> Schema:
-    """A schema without a keyword, and without those that forbid what that one would have named."""
+    """A schema without a keyword, and without those that would then forbid what the keyword names."""
     made = {member: value for member, value in schema.items() if member != word}
     if word == "oneOf" and "anyOf" not in schema:
         made["anyOf"] = schema[word]
@@ -174,7 +174,7 @@ def _in_order(schema: Schema) -> list[str]:
 
 
 def _is_json(schema: Schema) -> bool:
-    """Whether a grammar can be made of the JSON that a schema allows."""
+    """Whether a grammar can be made for JSON of this schema."""
     if problem(schema) is not None:
         return False
     source = LLMatcher.grammar_from_json_schema(for_llguidance(schema, COMPACT))

@@ -1,7 +1,7 @@
-"""What a tool's JSON Schema says of a single value, for models that do not write their calls' arguments as JSON.
+"""JSON Schema of single values, for models that do not write the arguments of their calls as JSON.
 
-Such a form has text where JSON has a string between quotes, so that no JSON grammar describes it: regular expressions
-do. What they cannot describe raises `UnservableError` with its place in the schema.
+Such forms have text in place of JSON's quoted strings, which a JSON grammar cannot describe, but regular expressions
+can. What these cannot describe raises `UnservableError` with its place in the schema.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from uma.types import Tool
 
 Schema = dict[str, Any]
 ANY = r"(.|\n)"
-"""Any character, as a regular expression of llguidance."""
+"""Regular expression of llguidance for any character."""
 MAX_DEPTH = 16
-"""Maximum references and combinations followed to find what one value can be."""
+"""Maximum nesting of references and combinations in the schema of one value."""
 MAX_ALTERNATIVES = 64
-"""Maximum ways in which the parts of one string's schema are combined."""
+"""Maximum combinations of the alternatives in one string's schema."""
 MAX_PARTS = 256
-"""Maximum schemas that one value's schema combines: with references a short text can name any number of them."""
+"""Maximum schemas that one value's schema combines: by references a short text can name any number of them."""
 
 MAX_CHECKS = 10_000
-"""Maximum schemas that one value is compared with: references and alternatives multiply them."""
+"""Maximum schemas that one value is validated against: references and alternatives multiply them."""
 
 _NO_ARGUMENTS: Schema = {"type": "object", "properties": {}, "additionalProperties": False}
 _NOTES = frozenset(
@@ -40,7 +40,7 @@ _NOTES = frozenset(
     $schema $id $comment $defs definitions title description default examples deprecated readOnly writeOnly x-guidance
     """.split()  # noqa: SIM905  (a word a line would be a page)
 )
-"""Keywords that say nothing of what is valid."""
+"""Keywords that do not affect validity."""
 _CHOICES = frozenset({"type", "enum", "const", "$ref", *COMBINATIONS})
 _OF_STRINGS = frozenset({"minLength", "maxLength", "pattern", "format"})
 _OF_NUMBERS = frozenset(OF_NUMBERS)
@@ -48,7 +48,7 @@ _OF_ARRAYS = frozenset({"items", "prefixItems", "minItems", "maxItems", "uniqueI
 _OF_OBJECTS = frozenset({"properties", "required", "additionalProperties", "patternProperties"})
 _OF_OTHERS = _OF_NUMBERS | _OF_ARRAYS | _OF_OBJECTS
 NOT_OF_OBJECTS = _OF_STRINGS | _OF_NUMBERS | _OF_ARRAYS
-"""Keywords that say nothing of an object."""
+"""Keywords that do not affect objects."""
 
 _LISTS = frozenset({"enum", "required", *COMBINATIONS})
 _OBJECTS = frozenset({*SCHEMAS_BY_NAME, "x-guidance"})
@@ -81,15 +81,15 @@ _FORMATS = {
     "email": r"[a-zA-Z0-9_%+\-]+(\.[a-zA-Z0-9_%+\-]+)*@[a-zA-Z0-9]([a-zA-Z0-9\-]*[a-zA-Z0-9])?(\.[a-zA-Z]{2,12})+",
     "uri": r"[a-z][a-z0-9+.\-]*:\/\/[a-zA-Z0-9.\-]+(:[0-9]{1,5})?(\/[a-zA-Z0-9._~%\-]*)*(\?[a-zA-Z0-9._~%=&\-]*)?",
 }
-"""Each a part of what the format allows: the days that every month has, say."""
+"""Regular expression for each format, some narrower than the format itself: only days that every month has."""
 _SCALARS = {"null": "null", "boolean": "true|false", "integer": "-?(0|[1-9][0-9]*)"}
 _SCALARS["number"] = _SCALARS["integer"] + r"(\.[0-9]+)?([eE][+\-]?[0-9]+)?"
 
 
 class UnservableError(Exception):
-    """A part of a schema that a form of calls cannot keep to: its place, such as `.properties.x.not`, and why.
+    """A part of a schema that a form of calls cannot express: its place, such as `.properties.x.not`, and the reason.
 
-    `tool` is the tool's place among those that can be called.
+    `tool` is the tool's index among those that can be called.
     """
 
     def __init__(self, place: str, reason: str, tool: int = 0) -> None:
@@ -100,12 +100,12 @@ class UnservableError(Exception):
 
 
 def schema_of(tool: Tool) -> Schema:
-    """The JSON Schema of a tool's arguments, which are an object always."""
+    """JSON Schema of a tool's arguments, which are always an object."""
     return {"type": "object", **tool.parameters} if tool.parameters else _NO_ARGUMENTS
 
 
 def check_shape(root: Schema) -> None:
-    """Raises `UnservableError` for a keyword whose value is of another kind than JSON Schema has there."""
+    """Raise `UnservableError` for a keyword with a value of a type that JSON Schema does not allow there."""
     waiting = [("", root)]
     while waiting:
         place, schema = waiting.pop()
@@ -120,7 +120,7 @@ def check_shape(root: Schema) -> None:
 
 
 def properties_of(schema: Schema, root: Schema) -> dict[str, Schema]:
-    """An object's properties by name, with those that `required` alone names."""
+    """An object's properties by name, including those that only `required` names."""
     schema = _object(schema, root, "")
     given = schema.get("properties", {})
     known = {name: {} if inner is True else inner for name, inner in given.items() if inner is not False}
@@ -128,7 +128,7 @@ def properties_of(schema: Schema, root: Schema) -> dict[str, Schema]:
 
 
 def check_object(schema: Schema, root: Schema, place: str) -> None:
-    """Raises `UnservableError` where an object's validity is not that of each of its properties."""
+    """Raise `UnservableError` where the validity of an object does not follow from that of each of its properties."""
     schema = _object(schema, root, place)
     for word in schema:
         if word not in _NOTES | {"type", "properties", "required", "additionalProperties"}:
@@ -139,19 +139,19 @@ def check_object(schema: Schema, root: Schema, place: str) -> None:
 
 
 def required_of(schema: Schema, root: Schema) -> frozenset[str]:
-    """The names of an object's required properties."""
+    """Names of an object's required properties."""
     return frozenset(_object(schema, root, "").get("required", ()))
 
 
 def _object(schema: Schema, root: Schema, place: str) -> Schema:
-    """A schema that a `$ref` with `type` beside it can stand for."""
+    """The schema that a `$ref` leads to; a `type` beside it is ignored."""
     if "$ref" in schema:
         schema = {word: member for word, member in schema.items() if word != "type"}
     return resolved(schema, root, place)
 
 
 def resolved(schema: Schema, root: Schema, place: str) -> Schema:
-    """The schema that a `$ref` leads to; one without is itself."""
+    """The schema that a `$ref` leads to; without one, the schema itself."""
     for _ in range(MAX_DEPTH):
         if not isinstance(schema, dict):
             raise UnservableError(place, "expected a schema")
@@ -165,12 +165,14 @@ def resolved(schema: Schema, root: Schema, place: str) -> Schema:
 
 
 def kinds_of(schema: Any, root: Schema, place: str = "") -> frozenset[str]:
-    """The JSON types that a value can have. Raises `UnservableError` where more than `MAX_PARTS` schemas say so."""
+    """JSON types that a value can have. Raises `UnservableError` where the schema combines more than `MAX_PARTS`
+    schemas.
+    """
     return _kinds(schema, root, place, 0, count(1))
 
 
 def _kinds(schema: Any, root: Schema, place: str, depth: int, parts: Iterator[int]) -> frozenset[str]:
-    """Kinds of values within a combination, of which `parts` counts the schemas."""
+    """JSON types of values within a combination; `parts` counts its schemas."""
     if schema is True:
         return KINDS
     if not isinstance(schema, dict):
@@ -197,14 +199,15 @@ def _kinds(schema: Any, root: Schema, place: str, depth: int, parts: Iterator[in
 
 
 def text_of(schema: Schema, root: Schema, place: str) -> str:
-    """The strings that a schema allows, as a terminal of Lark: whatever other types it allows is left out."""
+    """Strings that a schema allows, as a terminal of Lark; other types that it allows are left out."""
     ways = _ways(schema, root, place, 0)
     return " | ".join(f"({' & '.join(f'/{regex}/' for regex in way or [f'{ANY}*'])})" for way in ways)
 
 
 def text_or_scalar(schema: Schema, root: Schema, place: str) -> str:
-    """The same, and the JSON of whatever else but arrays and objects is allowed. A string that reads as one of these
-    is none: the reader takes it for the JSON (`value_in_text`)."""
+    """Strings that a schema allows, and JSON of other types except arrays and objects, as a terminal of Lark. A string
+    that reads as such JSON is excluded, because the reader takes it for the JSON (`value_in_text`).
+    """
     kinds = kinds_of(schema, root, place)
     scalars = [_SCALARS[kind] for kind in ("null", "boolean", "integer", "number") if kind in kinds]
     _check_scalars(schema, root, place, 0)
@@ -218,7 +221,9 @@ def text_or_scalar(schema: Schema, root: Schema, place: str) -> str:
 
 
 def value_in_text(text: str, kinds: frozenset[str]) -> str:
-    """The JSON of an argument that stands as `text` where its schema allows `kinds`. Raises `ValueError` for none."""
+    """JSON of an argument that is written as `text`, where its schema allows `kinds`. Raises `ValueError` for invalid
+    text.
+    """
     if kinds == {"string"}:
         return json.dumps(text, ensure_ascii=False)
     try:
@@ -235,7 +240,7 @@ def value_in_text(text: str, kinds: frozenset[str]) -> str:
 
 
 def _ways(schema: Schema, root: Schema, place: str, depth: int) -> list[list[str]]:
-    """The strings of a schema, as regular expressions: those of one of the inner lists must all match."""
+    """Strings of a schema as lists of regular expressions: a string matches all expressions of at least one list."""
     if depth > MAX_DEPTH:
         raise UnservableError(place, "it is nested too deeply")
     schema = resolved(schema, root, place)
@@ -297,7 +302,7 @@ def _own(schema: Schema, place: str) -> Iterator[str]:
 
 
 def _searched(pattern: str, place: str) -> str:
-    """A pattern that can match anywhere in a string, as one that matches all of it."""
+    """A pattern that can match anywhere in a string, as one that matches the whole string."""
     ways = []
     for branch in _branches(pattern, place):
         begins, ends = branch.startswith("^"), branch.endswith("$") and not re.search(r"(?<!\\)(\\\\)*\\\$$", branch)
@@ -310,7 +315,7 @@ def _searched(pattern: str, place: str) -> str:
 
 
 def _branches(pattern: str, place: str) -> list[str]:
-    """A pattern's alternatives. Raises `UnservableError` for `^` and `$` in another place than their ends."""
+    """Alternatives of a pattern. Raises `UnservableError` for `^` and `$` anywhere but at their ends."""
     branches, depth, in_class, at = [""], 0, False, 0
     while at < len(pattern):
         char = pattern[at : at + 2] if pattern[at] == "\\" else pattern[at]
@@ -329,7 +334,7 @@ def _branches(pattern: str, place: str) -> list[str]:
 
 
 def _check_scalars(schema: Any, root: Schema, place: str, depth: int) -> None:
-    """A value that is a text or a number cannot have bounds as a number."""
+    """Raise `UnservableError` for keywords about numbers where the value can also be a text."""
     if not isinstance(schema, dict) or depth > MAX_DEPTH:
         return
     schema = resolved(schema, root, place)
@@ -345,7 +350,7 @@ def _check_scalars(schema: Any, root: Schema, place: str, depth: int) -> None:
 
 
 def container_of(schema: Schema, root: Schema, place: str = "") -> Schema:
-    """The schema of the lists or objects that a value can be, of whose alternatives one at most has these."""
+    """Schema of the lists or objects that a value can be; at most one of its alternatives has these."""
     for _ in range(MAX_DEPTH):
         schema = resolved(schema, root, place)
         options = [option for word in ("anyOf", "oneOf") for option in schema.get(word, ())]
@@ -383,7 +388,7 @@ def _kinds_of_value(value: Any) -> Iterable[str]:
 
 
 def follows(value: Any, root: Schema) -> bool:
-    """Whether it is certain that a value follows a schema: with a keyword that is not known here it is not."""
+    """Whether a value certainly validates against a schema; False where a keyword is unknown here."""
     try:
         return _follows(value, root, root, count(1))
     except (UnservableError, RecursionError, TypeError):
@@ -400,7 +405,7 @@ def _follows(value: Any, schema: Any, root: Schema, checks: Iterator[int]) -> bo
 
 
 def _keeps(value: Any, word: str, schema: Schema, root: Schema, checks: Iterator[int]) -> bool:
-    """Whether a value is as one keyword of its schema says."""
+    """Whether a value validates against one keyword of its schema."""
     wanted, kinds = schema[word], set(_kinds_of_value(value))
     if word == "type":
         return bool(kinds & ({wanted} if isinstance(wanted, str) else set(wanted)))
@@ -437,9 +442,9 @@ _BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "exclusiveMinimum": ("number", gt),
     "exclusiveMaximum": ("number", lt),
 }
-"""Keywords that bound values of one kind."""
+"""Keywords that bound values of one type."""
 
 
 def literal(text: str) -> str:
-    """A regular expression of llguidance that matches only `text`."""
+    """Regular expression of llguidance that matches only `text`."""
     return "".join(char if char.isascii() and char.isalnum() else f"\\x{{{ord(char):x}}}" for char in text)

@@ -1,7 +1,7 @@
-"""What the parsers of a model's text share: the text comes in pieces cut anywhere, and one step after another reads it.
+"""Base of the parsers of a model's text, which comes in pieces cut anywhere and is read by a sequence of steps.
 
-A step takes text from the front of what is pending and says whether another can go on at once; else the next piece is
-waited for. All that is certain by then is given as parts.
+A step takes text from the front of what is pending, and says whether another step can follow at once; otherwise the
+parser waits for the next piece. All parts that are then certain are returned.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from uma.chat.parts import CallBroken, CallCut, CallEnded, Part, joined
 
 
 class StepParser(ABC):
-    """Text, parts, thinking and the call of one answer. A subclass has the steps; `_step` is the one that reads."""
+    """State of one answer's parser: pending text, parts, thinking and the current call. A subclass has the steps;
+    `_step` is the current one.
+    """
 
     def __init__(self, step: Callable[[], bool]) -> None:
         self._step = step
@@ -22,22 +24,22 @@ class StepParser(ABC):
         self._parts: list[Part] = []
         self._call: CallReader | None = None
         self._raw = ""
-        """Text of the current call, given back if it is none."""
+        """Text of the current call, which becomes text again if it is not a call."""
         self._pushed_chars = 0
         self._thought_from: int | None = None
         self.thoughts: list[tuple[int, int]] = []
-        """Where the output's thinking stands, its marks included: of each piece the first character, and the one behind
-        the last. The last piece is there once it has ended, or with `finish`."""
+        """Ranges of the output that are thinking, marks included: index of the first character, and of the one behind
+        the last. The last range is added once it has ended, or by `finish`."""
 
     def push(self, text: str) -> list[Part]:
-        """The parts that are certain once this text has come."""
+        """Take a piece of text. Returns the parts that are now certain."""
         self._pushed_chars += len(text)
         self._pending += text
         return self._run()
 
     @abstractmethod
     def finish(self) -> list[Part]:
-        """What is left when no more text comes."""
+        """The remaining parts at the end of the output."""
 
     def _run(self) -> list[Part]:
         while self._pending and self._step():
@@ -47,7 +49,7 @@ class StepParser(ABC):
 
     @property
     def _at(self) -> int:
-        """How many characters of the output are read."""
+        """Number of characters of the output that were read."""
         return self._pushed_chars - len(self._pending)
 
     def _end_thought(self) -> None:
@@ -72,7 +74,7 @@ class StepParser(ABC):
         return self._call is None
 
     def _break(self, reason: str) -> None:
-        """What was taken for a call is text."""
+        """Treat the text of the current call as text."""
         call, self._call = self._call, None
         if call is not None and call.name is not None:
             self._parts.append(CallBroken(call.name, reason))
@@ -80,7 +82,7 @@ class StepParser(ABC):
         self._give_back(raw)
 
     def _cut(self) -> None:
-        """The output has ended inside what was taken for a call: it is one if its name is known by then, else text."""
+        """The output ended inside of a call: it is a `CallCut` if its name is known, otherwise text."""
         call = self._call
         if call is None or call.name is None:
             self._break("")
@@ -91,22 +93,22 @@ class StepParser(ABC):
     @property
     @abstractmethod
     def is_thinking(self) -> bool:
-        """Whether the text that comes next is thinking."""
+        """Whether the next text is thinking."""
 
     @abstractmethod
     def _end_call(self) -> None:
-        """Choose the step behind a whole call."""
+        """Choose the step behind a complete call."""
 
     @abstractmethod
     def _give_back(self, raw: str) -> None:
-        """Give the text of what is no call, and choose the step behind it."""
+        """Give out text that is not a call, and choose the step behind it."""
 
 
 def first_mark(text: str, marks: Collection[str]) -> tuple[int, str]:
-    """Where the first of these marks stands in `text`, and which it is.
+    """Index of the first of these marks in `text`, and the mark.
 
-    Without one it is the empty string, and the place that from which on the text can be a mark's beginning. Of two that
-    begin alike the longer one counts, where the text can still come to be it.
+    Without one, the index from which on the text can be the beginning of a mark, and an empty string. Of two marks that
+    begin alike the longer one counts, as long as the text can still become it.
     """
     found = min(((at, -len(mark), mark) for mark in marks if (at := text.find(mark)) >= 0), default=None)
     if found is None:

@@ -1,4 +1,4 @@
-"""What a model that thinks can write between its marks, and before the text that a grammar holds."""
+"""Grammar of thinking: between its marks, and before an answer that another grammar constrains."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from uma.chat.lark import LarkRules, ids
 from uma.chat.schema import ANY, literal
 
 HELD = "@held"
-"""The text that a grammar of the request's own holds, in the rules of what comes before it."""
+"""Placeholder for the request's own grammar, in the rules of what comes before it."""
 
 
 class Thought:
-    """The rules of one model's thinking, made when they are first used."""
+    """Rules of one model's thinking, made on first use."""
 
     def __init__(self, rules: LarkRules, thinking: Thinking) -> None:
         self._rules = rules
@@ -21,7 +21,7 @@ class Thought:
         self._close = thinking.close
 
     def rest(self) -> str:
-        """The thinking behind its opening mark, with the closing one."""
+        """Thinking behind its opening mark, with the closing mark."""
         if "rest" not in self._rules:
             close = self._close
             self._rules.add("THOUGHT_END", f"/{ANY}*{literal(close)}/ & ~/{ANY}*{literal(close)}{ANY}+/")
@@ -34,7 +34,7 @@ class Thought:
         return "rest"
 
     def unfinished(self) -> str:
-        """Thinking in which the model ends its answer."""
+        """Thinking within which the model ends its answer."""
         others = self._specials_inside()
         more = f"({self._text()}? {ids(others)})* " if others else ""
         return self._rules.add("unfinished", f"{more}{self._text()}?")
@@ -49,9 +49,9 @@ class Thought:
 
 
 def thought_first(rules: LarkRules, thinking: Thinking, *, begins_thinking: bool, has_channels: bool) -> str:
-    """A grammar of thinking, which ends by its closing mark and not otherwise, and of what `HELD` stands for behind it.
+    """Grammar of thinking that ends with its closing mark, followed by what `HELD` stands for.
 
-    `begins_thinking` says that the prompt ended with the opening mark; else there can be no thinking, too.
+    `begins_thinking` says that the prompt ended with the opening mark; otherwise there can also be no thinking.
     """
     if has_channels:
         return harmony_opening(rules, HELD)

@@ -1,9 +1,9 @@
-"""An answer that is nothing but the JSON of one call, bare or in a code fence: small models write calls so, without the
-marks of their own form.
+"""Parser of answers that are nothing but the JSON of one call, bare or in a code fence: small models write calls so,
+instead of in their own form.
 
-It is a call only where all of the answer is, the tool was offered, and the arguments follow its schema: text that
-quotes JSON stays text. So nothing is known before the end, and what can still be a call is held back until then. Most
-other text shows with its first characters that it is none.
+It is a call only if it is the whole answer, the tool was offered, and the arguments validate: text that quotes JSON
+stays text. So nothing is known before the end, and text that can still be a call is held back until then. Most other
+text is recognised by its first characters.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from uma.chat.schema import Schema, follows
 from uma.chat.steps import StepParser
 
 NOTE = "the whole answer was this call as plain JSON, without the marks of this model's calls"
-"""Note on a call that was written so."""
+"""Note of such a call."""
 _FENCE = "```"
 _MAX_LABEL = 16
 """Maximum length of the word behind a fence (json, tool_call)."""
 
 
 class WholeCallParser:
-    """A parser whose answer can be one call without marks. Push and finish it like the one that it is made of."""
+    """A parser around another one, for answers that can be one call without marks."""
 
     def __init__(self, parser: StepParser, tools: Mapping[str, Schema]) -> None:
-        """`tools` are those that can be called so: the schemas of their arguments by name."""
+        """`tools` are the schemas of the arguments by name, of tools that can be called in this way."""
         self._parser = parser
         self._tools = tools
         self._call = JsonCall(tools.keys())
@@ -35,7 +35,7 @@ class WholeCallParser:
         """Text that can still be the call."""
         self._is_text = False
         self._is_whole = False
-        """What was held is a call, if nothing but white space follows."""
+        """Whether the held text is a call, if nothing but white space follows."""
         self._reading = self._read()
         next(self._reading)
 
@@ -83,7 +83,7 @@ class WholeCallParser:
         return True
 
     def _read(self) -> Generator[None, str, None]:
-        """Reads what is a call so far, a character at each `yield`, and ends where it is none."""
+        """Read a call, one character at each `yield`. Ends early where the text is not one."""
         char = yield from _visible()
         fence = ""
         if char == _FENCE[0]:
@@ -112,11 +112,11 @@ class WholeCallParser:
 
 
 AnyParser = StepParser | WholeCallParser
-"""What parses one answer."""
+"""Parser of one answer."""
 
 
 def _visible() -> Generator[None, str, str]:
-    """The next character that is no white space."""
+    """Read the next character that is not white space."""
     while (char := (yield)).isspace():
         pass
     return char
