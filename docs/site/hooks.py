@@ -11,12 +11,21 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parent.parent.parent
 README = ROOT / "README.md"
 PICTURE = re.compile(r"!\[[^\]]*\]\(([^)\s]*)\)")
+STYLE = """/* A word of code in a table is not broken, as Material has it: its column is as wide as the word. */
+.md-typeset td code { word-break: normal; overflow-wrap: break-word; }
+/* On a phone the text of a table needs the space. */
+@media (max-width: 44.9em) {
+  .md-typeset table:not([class]) th { min-width: 0; }
+  .md-typeset table:not([class]) :is(th, td) { padding: .6em; }
+}
+"""
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(((?!https?:|#|mailto:)[^)\s]*)\)")
 """A link to another file, which is no picture."""
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the front page, and its pictures from outside docs/."""
+    """Add the front page, its pictures from outside docs/, and the site's style."""
+    files.append(File.generated(config, "site.css", content=STYLE))
     text = README.read_text(encoding="utf-8").replace("](docs/", "](").replace('src="docs/', 'src="')
     text = text.replace('srcset="docs/', 'srcset="')
     files.append(File.generated(config, "index.md", content=text))
@@ -27,7 +36,8 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(text: str, page: Any, config: Any, files: Files) -> str:
-    """Unlink what is not there."""
+    """Link README as the front page, and unlink what is not there."""
+    text = text.replace("](../README.md", "](index.md")
 
     def known(link: re.Match[str]) -> str:
         path = link[2].partition("#")[0]
