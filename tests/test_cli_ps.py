@@ -139,6 +139,29 @@ def test_what_runs_may_finish_unless_it_is_to_end_now(is_now: bool, socket_dir: 
     assert is_whole or is_now
 
 
+def test_a_server_that_stops_is_listed_and_waited_for_until_it_is_gone(socket_dir: Path, tiny: Path) -> None:
+    flags = ("--model", str(tiny), "--drain-timeout-sec", str(PATIENCE_SEC), "--max-tokens", "30000")
+    with running_server(socket_dir / "s", *flags) as server, server.connect() as raw:
+        raw.hello()
+        raw.send(ask("runs", max_tokens=30_000, metadata={"of": "x" * 2_000}))
+        raw.until_token("runs")
+        server.signal(signal.SIGTERM)
+        server.log.wait_for("event=server.draining")
+        listed = process("ps", "--socket", str(server.socket))
+        assert listed.returncode == 0
+        assert f"{server.pid}  is stopping" in listed.stdout
+        (told,) = json.loads(process("ps", "--json", "--socket", str(server.socket)).stdout)
+        assert (told["pid"], told["is_stopping"], told["model"]) == (server.pid, True, None)
+        assert "the server is stopping" in process("top", "--once", "--socket", str(server.socket)).stdout
+        with Forked(("stop", "--socket", str(server.socket)), clean_environ(), stdout=subprocess.PIPE) as stopping:
+            raw.send({"event": "cancel", "id": "runs"})
+            assert raw.last_of("runs")["reason"] == "cancelled", "the command has not cut it off"
+            assert stopping.wait(PATIENCE_SEC) == 0
+            assert stopping.stdout is not None
+            assert f"stopped process {server.pid}, which was stopping".encode() in stopping.stdout.read()
+        assert server.wait() == 0
+
+
 def test_what_is_no_server_gets_no_signal(socket_dir: Path) -> None:
     """This process listens itself, and would end."""
     path = socket_dir / "other.sock"

@@ -234,7 +234,7 @@ async def test_a_server_that_does_not_answer_hello_is_given_up_on(
 ) -> None:
     monkeypatch.setattr(dial, "HELLO_TIMEOUT_SEC", 0.2)
     server = serve("--protocol", "newline")
-    with pytest.raises(ConnectionLost, match="--protocol json"):
+    with pytest.raises(ConnectionLost, match=f"--protocol newline`: `kill {server.pid}` ends that"):
         async with connect(server.socket):
             pass
 

@@ -119,7 +119,8 @@ def test_a_first_signal_lets_what_runs_finish_and_takes_nothing_new(serve: Serve
         server.signal(number)
         server.log.wait_for("event=server.draining")
         assert idle.rest()[-1]["code"] == "E_RUNTIME_SHUTDOWN"
-        assert is_refused(server.socket)
+        with server.connect() as late:
+            assert late.rest()[-1]["code"] == "E_RUNTIME_SHUTDOWN"
         raw.send(ask("late"), {"type": "health"})
         told = {event["event"]: event for event in raw.rest()}
         assert told["health"]["status"] == "draining"

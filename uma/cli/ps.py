@@ -21,7 +21,7 @@ from uma.cli.table import print_table, print_wrapped
 from uma.cli.trio_run import Interrupts, run
 from uma.client import connect, dialled
 from uma.config import Loaded
-from uma.errors import ConnectionLost, UmaError
+from uma.errors import ConnectionLost, ShuttingDown, UmaError
 from uma.net.place import objection
 from uma.types import ListedModel, LoadState
 
@@ -41,7 +41,7 @@ class Running:
     pid: int | None
     socket: str
     model: str | None = None
-    """None, as all below, while it is being loaded."""
+    """None, as all below, while it is being loaded, or stops."""
     sessions: int | None = None
     """Without the one that asked."""
     since: datetime | None = None
@@ -49,6 +49,8 @@ class Running:
     """How much of its model is loaded; None once all is."""
     adapters: Sequence[str] = ()
     """LoRA adapters of its one model: `model+NAME` asks for it with one."""
+    is_stopping: bool = False
+    """Whether it lets what runs finish, and then ends."""
     paused_sec: float = 0
     """How long it computes nothing yet."""
     models: Sequence[ListedModel] = ()
@@ -133,7 +135,10 @@ def sockets(loaded: Loaded) -> Iterator[Path]:
 
 async def _ask(path: Path) -> Running:
     async with dialled(path) as client:
-        health = await client.health(probe=False)
+        try:
+            health = await client.health(probe=False)
+        except ShuttingDown:
+            return Running(client.server_pid, str(path), is_stopping=True)
         if health.status == "loading":
             return Running(client.server_pid, str(path), loading_percent=health.loading_percent)
     async with connect(path, loads=False, waits=False) as client:
@@ -154,7 +159,8 @@ async def _ask(path: Path) -> Running:
 def _row(server: Running) -> tuple[str, ...]:
     pid = "another container" if server.pid is None else str(server.pid)
     if server.model is None or server.since is None:
-        return pid, LoadState(server.loading_percent or 0).words, "", "", server.socket
+        state = "is stopping" if server.is_stopping else LoadState(server.loading_percent or 0).words
+        return pid, state, "", "", server.socket
     since = server.since.strftime("%Y-%m-%d %H:%M:%S")
     paused = f", {words.paused(server.paused_sec)}" if server.paused_sec else ""
     model = _adapted(server.model, server.adapters) + paused

@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 
 import attrs
@@ -23,7 +23,7 @@ from uma.cli.source import asking
 from uma.cli.table import print_wrapped
 from uma.cli.trio_run import Interrupts, run
 from uma.client import Client, dialled
-from uma.errors import Loading, UmaError
+from uma.errors import Loading, ShuttingDown, UmaError
 
 AGAIN_SEC = 0.5
 """Time between the signals of `--now`: one lets requests finish, a further one ends the server at once."""
@@ -98,18 +98,20 @@ def main(options: argparse.Namespace) -> int:
 async def _stop(path: str, is_now: bool, _: Interrupts) -> int:
     try:
         return await _stop_ready(path, is_now=is_now)
-    except Loading:
-        return await _stop_loading(path, is_now=is_now)
+    except (Loading, ShuttingDown):
+        return await _stop_early_or_late(path, is_now=is_now)
 
 
-async def _stop_loading(path: str, *, is_now: bool) -> int:
+async def _stop_early_or_late(path: str, *, is_now: bool) -> int:
+    """Stop a server that loads its model. One that stops already gets no signal, which would end what runs."""
     async with dialled(path) as client:
         pid = _pid(path, client)
         with Process.held(pid) as process:
-            status = (await client.health(probe=False)).status
-            process.signal(signal.SIGTERM)
+            what = "was stopping"
+            with suppress(ShuttingDown):
+                what = "was loading its model" if (await client.health(probe=False)).status == "loading" else "served"
+                process.signal(signal.SIGTERM)
             await _wait(process, is_now=is_now)
-    what = "was loading its model" if status == "loading" else "served"
     print_wrapped(f"stopped process {pid}, which {what} on {path}")
     return 0
 

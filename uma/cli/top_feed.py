@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import attrs
@@ -33,7 +34,7 @@ Post = Callable[[Event], None]
 T = TypeVar("T")
 
 
-class Feed(Protocol):
+class Feed(ABC):
     """One server."""
 
     where: str
@@ -43,7 +44,30 @@ class Feed(Protocol):
 
         Raises the `UmaError` with which the first attempt fails.
         """
+        was_there = False
 
+        def noting(event: Event) -> None:
+            nonlocal was_there
+            was_there = True
+            post(event)
+
+        while True:
+            try:
+                await self._follow_once(noting)
+            except (UmaError, trio.TooSlowError) as error:
+                is_told = isinstance(error, Loading | ShuttingDown)
+                if not (was_there or is_told):
+                    raise
+                was_there = True
+                why = str(error) if is_told else "the server does not answer; trying again"
+                post(Lost(self.where, why))
+            await trio.sleep(RETRY_SEC)
+
+    @abstractmethod
+    async def _follow_once(self, post: Post) -> None:
+        """Post frames. Raises an `UmaError` or `TooSlowError` where the server goes away."""
+
+    @abstractmethod
     async def end(self, number: int, id: str) -> bool:
         """End a request; whether it still ran. Raises an `UmaError` where that is not possible."""
 
@@ -54,9 +78,6 @@ class SocketFeed(Feed):
 
     where: str
     _client: Client | None = attrs.field(default=None, init=False)
-
-    async def follow(self, post: Post) -> None:
-        await _again(self.where, post, self._follow_once)
 
     async def _follow_once(self, post: Post) -> None:
         async with connect(self.where, loads=False, waits=False) as client:
@@ -137,9 +158,6 @@ class HttpFeed(Feed):
     def _server(self) -> HttpClient:
         return HttpClient(self.where, self._key, SILENCE_SEC)
 
-    async def follow(self, post: Post) -> None:
-        await _again(self.where, post, self._follow_once)
-
     async def _follow_once(self, post: Post) -> None:
         info = await _in_thread(self._server.read_json, "GET", "/ui/api/info")
         try:
@@ -195,24 +213,3 @@ def _read_values(data: bytes) -> dict[str, Any]:
     except ValueError:
         raise HTTPException("an event is no JSON") from None
     return values
-
-
-async def _again(where: str, post: Post, once: Callable[[Post], Any]) -> None:
-    """`once` again and again. Raises what it fails with before the first frame."""
-    was_there = False
-
-    def noting(event: Event) -> None:
-        nonlocal was_there
-        was_there = True
-        post(event)
-
-    while True:
-        try:
-            await once(noting)
-        except (UmaError, trio.TooSlowError) as error:
-            if not (was_there or isinstance(error, Loading)):
-                raise
-            was_there = True
-            why = error.message if isinstance(error, Loading) else "the server does not answer; trying again"
-            post(Lost(where, why))
-        await trio.sleep(RETRY_SEC)

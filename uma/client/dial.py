@@ -84,8 +84,11 @@ async def _answer_to_hello(session: Client, path: str | Path) -> LoadState | Non
     await trio.lowlevel.checkpoint()
     if session.is_greeted:
         return await session.answer_to_hello()
+    pid = session.server_pid
+    ends = "Ctrl-C" if pid is None else f"`kill {pid}`"
     raise ConnectionLost(
-        f"{path}: timeout: no answer within {HELLO_TIMEOUT_SEC:g} s; is it a UMA server with `--protocol json`?"
+        f"{path}: timeout: no answer within {HELLO_TIMEOUT_SEC:g} s; what listens there hangs, is no UMA server, or is "
+        f"one with `--protocol newline`: {ends} ends that"
     )
 
 

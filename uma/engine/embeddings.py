@@ -16,7 +16,7 @@ import trio
 from uma.config import RuntimeConfig
 from uma.engine import sizing
 from uma.engine.delivery.mailbox import Reply
-from uma.engine.intake.overload import full_queue_retry_ms
+from uma.engine.intake.overload import full_queue_retry_ms, is_full
 from uma.engine.intake.prompt import LANE_SHARE, PromptReader
 from uma.engine.intake.texts import TextReader
 from uma.engine.ledger import Ledger
@@ -190,7 +190,7 @@ class EmbedService:
     def _check_load(self, size_bytes: int, lane: int) -> None:
         waiting, limit = len(self._open), self._config.max_queue
         spare = all(client != CLIENT.get() for _, client in self._open.values())  # one client fills it for no other
-        if waiting >= limit * (1 + (lane < 0) + spare):
+        if is_full(lane, waiting, waiting, limit, is_first=spare):
             retry_ms = full_queue_retry_ms(waiting, limit, self._metrics.service_ms_ewma, 1)
             raise Overloaded(
                 f"the queue is full: {waiting:,} requests wait for embeddings (max_queue is {limit:,})",

@@ -307,10 +307,11 @@ class Exchange:
         with self.account.sending_now():
             yield
 
-    async def wait_for_disconnect(self) -> None:
-        """Return once the client is gone, or has closed its sending half."""
+    async def cancel_on_disconnect(self, scope: trio.CancelScope) -> None:
+        """Cancel `scope` once the client is gone, or has closed its sending half."""
         while (await self.receive())["type"] != "http.disconnect":
             pass
+        scope.cancel()
 
     async def send(self, message: Message) -> None:
         """ASGI's `send`, which gives the answer this exchange's own headers."""

@@ -89,7 +89,7 @@ async def while_connected(http: Exchange, work: Callable[[], Awaitable[None]]) -
     """Run `work`, and cancel it where the client goes away. Raises its `UmaError`."""
     failure: UmaError | None = None
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_cancel_on_disconnect, http, nursery.cancel_scope)
+        nursery.start_soon(http.cancel_on_disconnect, nursery.cancel_scope)
         try:
             await work()
         except UmaError as error:
@@ -97,11 +97,6 @@ async def while_connected(http: Exchange, work: Callable[[], Awaitable[None]]) -
         nursery.cancel_scope.cancel()
     if failure is not None:
         raise failure
-
-
-async def _cancel_on_disconnect(http: Exchange, scope: trio.CancelScope) -> None:
-    await http.wait_for_disconnect()
-    scope.cancel()
 
 
 async def _gather(source: Source, http: Exchange, requests: Sequence[Request]) -> list[Finished]:

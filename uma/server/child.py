@@ -48,7 +48,7 @@ class _OneSession(SilentServer):
 
     def _begin(self, nursery: trio.Nursery) -> None:
         super()._begin(nursery)
-        self._admit(self._sock, nursery)
+        self._admit(nursery, self._sock)
 
 
 def _end_with_peer(fd: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import socket
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -83,15 +84,16 @@ class Server(ConnectionHost):
         file = socketfile.listen(Path(self.config.socket), self.config.socket_mode)
         try:
             async with trio.open_nursery() as nursery:
+                admit = partial(self._admit, nursery)
                 self._tasks = nursery
                 nursery.start_soon(self._give_turns)
                 task_status.started()
                 with self._accepting:
-                    await accept_forever(file.sock, lambda sock: self._admit(sock, nursery), self._note_shortage)
-                # New connections are refused by the system from here on; those in the backlog get an error.
-                file.remove()
-                self._refuse_waiting(file.sock, nursery)
-                await self._drain()
+                    await accept_forever(file.sock, admit, self._note_shortage)
+                # Until the end a new session is told that the server stops: `uma ps` sees it so.
+                self._farewell = ShuttingDown(STOPPING)
+                nursery.start_soon(accept_forever, file.sock, admit, self._note_shortage)
+                await self._drain(file)
                 nursery.cancel_scope.cancel()
         finally:
             file.remove()
@@ -112,9 +114,8 @@ class Server(ConnectionHost):
     def _note_shortage(self, error: OSError) -> None:
         self.failures.log(logger, logging.ERROR, "server.cannot_accept", reason=error.strerror)
 
-    def _admit(self, sock: socket.socket, nursery: trio.Nursery, refusal: UmaError | None = None) -> None:
-        limit = self.config.max_sessions
-        refusal = refusal or self._farewell
+    def _admit(self, nursery: trio.Nursery, sock: socket.socket) -> None:
+        limit, refusal = self.config.max_sessions, self._farewell
         if refusal is None and len(self._connections) >= limit:
             refusal = TooManySessions(f"{limit} sessions are open, and no more are allowed (max_sessions)")
         hosted = self._refused if refusal else self._connections
@@ -150,22 +151,21 @@ class Server(ConnectionHost):
             fields = {"session": connection.name, "code": refusal.code}
             self.failures.log(logger, logging.WARNING, "session.refused", **fields)
 
-    def _refuse_waiting(self, listener: socket.socket, nursery: trio.Nursery) -> None:
-        while True:
-            try:
-                sock, _ = listener.accept()
-            except OSError:
-                return
-            self._admit(sock, nursery, ShuttingDown(STOPPING))
-
-    async def _drain(self) -> None:
+    async def _drain(self, file: socketfile.SocketFile | None = None) -> None:
+        """Let what runs finish within `drain_timeout_sec`, and end the rest. The socket's `file` goes before the last
+        sessions do.
+        """
         self.engine.begin_drain()
         for connection in self._connections:
             connection.drain()
         self._draining.deadline = trio.current_time() + self.config.drain_timeout_sec
         await self._log_drain()
+        await trio.lowlevel.checkpoint()  # sessions that wait in the backlog are told too
         with self._draining:
-            await self._all_gone()
+            while self._connections:
+                await self._gone.park()
+        if file is not None:
+            file.remove()
         for connection in self._connections:
             connection.abort(ShuttingDown(CUT_OFF))
         with trio.move_on_after(FAREWELL_SEC):

@@ -471,11 +471,6 @@ def _last_event(answer: PageAnswer) -> bytes:
 async def _while_connected(http: Exchange) -> AsyncIterator[None]:
     """Leave the block where the client hangs up."""
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_cancel_on_disconnect, http, nursery.cancel_scope)
+        nursery.start_soon(http.cancel_on_disconnect, nursery.cancel_scope)
         yield
         nursery.cancel_scope.cancel()
-
-
-async def _cancel_on_disconnect(http: Exchange, scope: trio.CancelScope) -> None:
-    await http.wait_for_disconnect()
-    scope.cancel()
