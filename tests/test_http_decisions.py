@@ -103,6 +103,7 @@ def with_question(**fields: Any) -> dict[str, Any]:
         ),
         ("/v1/systemone", TYPESAFE | {"questions": {}}, "questions"),
         ("/v1/systemone", TYPESAFE | {"questions": {"a": {"type": "noul"}}}, "questions.a.criteria"),
+        ("/v1/systemone", TYPESAFE | {"questions": {"a": {"type": "noul", "criteria": "x"}}}, "questions.a.criteria"),
         ("/v1/systemone", TYPESAFE | {"questions": {"a": {"type": []}}}, "questions.a.type"),
         ("/v1/systemone", TYPESAFE | {"questions": {"a": {"type": "choice", "criteria": []}}}, "questions.a.criteria"),
         (

@@ -363,7 +363,7 @@ FORBIDDEN: list[tuple[str, dict[str, Any]]] = [
     ("/api/chat", {"messages": MESSAGES, "options": {"num_predict": 100}}),
     ("/api/generate", {"prompt": "a", "options": {"num_predict": 100}}),
     ("/v1/embeddings", {"input": "a", "priority": 1}),
-    ("/rerank", {"query": "a", "documents": ["b"], "priority": 1}),
+    ("/rerank", {"model": "a-ranker", "query": "a", "documents": ["b"], "priority": 1}),
     ("/ui/api/answers", {"messages": MESSAGES, "sampling": {"max_tokens": 100}}),
 ]
 WRONG: list[tuple[str, dict[str, Any]]] = [

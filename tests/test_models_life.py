@@ -489,7 +489,7 @@ async def test_a_model_whose_file_is_gone_is_listed_until_its_last_request_has_e
             async with models.using("alpha"):
                 for name in ("alpha", "beta"):
                     (place / f"{name}.gguf").unlink()
-                assert "its file is gone" in models.find("alpha").failure
+                await until(lambda: "its file is gone" in models.find("alpha").failure)
                 await models.look_again(is_changed=True)
                 assert "alpha" not in models.names
                 await until(lambda: len(models.gone()) == 1)  # nothing needs beta
@@ -498,6 +498,37 @@ async def test_a_model_whose_file_is_gone_is_listed_until_its_last_request_has_e
                 assert "its file is gone" in listed.failure
             await until(lambda: not models.gone())
             await until(lambda: children(os.getpid()) == others)
+
+
+async def test_a_disk_that_no_longer_answers_holds_up_neither_lists_nor_what_is_loaded(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, texts: Mapping[str, str]
+) -> None:
+    asked, answers, stat = threading.Event(), threading.Event(), os.stat
+
+    def hung(path: Any, *args: Any, **options: Any) -> os.stat_result:
+        if str(path).endswith("alpha.gguf"):
+            asked.set()
+            answers.wait()
+        return stat(path, *args, **options)
+
+    async with opened(folder, monkeypatch, models="all") as models:
+        await models.load("alpha")
+        monkeypatch.setattr(os, "stat", hung)
+        try:
+            found = dict[str, str]()
+
+            async def ask(name: str) -> None:
+                found[name] = await text(models, name)
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(ask, "alpha")
+                await until(asked.is_set)
+                assert models.find("alpha").state == "loaded"
+                assert {model.name for model in models.listed()} >= set(NAMES)
+                await ask("beta")
+            assert found == {name: texts[name] for name in ("alpha", "beta")}
+        finally:
+            answers.set()
 
 
 async def test_asking_again_and_again_for_the_load_of_what_is_loaded_does_not_fill_the_log(
@@ -733,7 +764,7 @@ async def test_lanes_and_the_answers_of_a_request_count_in_the_queue_of_a_load(
         refused = list[tuple[int, int]]()
 
         async def wait(lane: int, answers: int) -> None:
-            QUEUED.set((lane, answers))
+            QUEUED.set((lane, (answers,)))
             try:
                 async with models.using("alpha", id="a"):
                     await trio.sleep_forever()

@@ -346,7 +346,7 @@ class Engine:
         """See `types.Source.decide`."""
         with self._in_use():
             self._check_generates()
-            if kind := unsupported_kind(self._context.model):
+            if kind := unsupported_kind(self._context.model.header):
                 raise BadRequest(
                     f"{self.info.model.name} is a decision model ({kind}), whose own form is not supported; ask a chat "
                     "model (an instruct GGUF), which needs no training for decisions"

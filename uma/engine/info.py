@@ -1,18 +1,26 @@
-"""What the server says of itself: derived from the model, the running context and the configuration."""
+"""What the server says of itself: derived from the model, the running context and the configuration; of a model that is
+not loaded, from its file.
+"""
 
 from __future__ import annotations
 
 import attrs
 
+from uma.chat.families import thinking_of
 from uma.config import RuntimeConfig
 from uma.engine import sizing
-from uma.engine.intake.chat import ChatAbilities
+from uma.engine.intake.chat import CHOICES, ChatAbilities
+from uma.engine.intake.rendering import has_switch
 from uma.engine.intake.trained_form import unsupported_kind
 from uma.engine.kv.memory_kinds import kind_of
 from uma.llama.context import Context
+from uma.llama.header import Header
 from uma.llama.heads import PredictionHeads
 from uma.llama.model import Model
 from uma.llama.projector import Projector
+from uma.llama.shape import Shape
+from uma.llama.suggested import suggested_sampling
+from uma.llama.template import ChatTemplate
 from uma.types import (
     GRAMMAR_FIELDS,
     MAX_ANSWERS,
@@ -26,6 +34,9 @@ from uma.types import (
     ServerInfo,
 )
 from uma.version import __version__
+
+NOT_LOADED = "none: the model is not loaded"
+"""What is told of prefixes and of drafts before a load, which decides how both are served."""
 
 
 def server_info(
@@ -42,9 +53,7 @@ def server_info(
     return ServerInfo(
         server=f"uma/{__version__}",
         model=model.info,
-        capabilities=_of_generator(context, config, chat, draft, projector, heads)
-        if model.is_causal
-        else _of_encoder(context, config),
+        capabilities=_of_loaded(context, config, chat, draft, projector, heads),
         limits=Limits(
             n_ctx=sizing.max_request_tokens(context),
             max_tokens=config.max_tokens or sizing.max_request_tokens(context),
@@ -65,7 +74,60 @@ def _shown_template(model: Model) -> str:
     return source if len(source) <= MAX_TEMPLATE_CHARS else ""
 
 
-def _of_generator(
+def of_file(
+    first: Header, shape: Shape, config: RuntimeConfig, template: ChatTemplate, senses: tuple[bool, bool]
+) -> Capabilities:
+    """What a model can do, as its file's header and chat template tell it, with `senses` for pictures and sounds. What
+    only its vocabulary, its context, or rendering the template tells is as with a model that can do it.
+    """
+    pooling = sizing.pooling(shape, config)
+    able = Capabilities(
+        streaming=False,
+        chat=False,
+        cancel=True,
+        tokenize=True,
+        token_ids_input=True,
+        prefix_sharing="none: an encoder reads each text by itself",
+        kv_unified=True,
+        max_stop_sequences=0,
+        sampling_params=(),
+        generate=False,
+        embeddings=pooling != "rank",
+        pooling=pooling,
+        rerank=pooling == "rank",
+        speculation="none: an encoder does not generate",
+    )
+    if not shape.is_causal:
+        return able
+    sees, hears = senses
+    thinks = thinking_of(template.source) is not None
+    return attrs.evolve(
+        able,
+        streaming=True,
+        chat=template.is_own,
+        prefix_sharing=NOT_LOADED,
+        max_stop_sequences=MAX_STOPS,
+        sampling_params=tuple(field.name for field in attrs.fields(SamplingParams)),
+        suggested_sampling={**suggested_sampling(first), **config.chosen_sampling},
+        tools=CHOICES,
+        reasoning=thinks,
+        reasoning_switch=thinks and has_switch(template),
+        reasoning_efforts=template.efforts,
+        template_variables=tuple(sorted(template.switches)),
+        grammars=GRAMMAR_FIELDS,
+        max_logprobs=MAX_LOGPROBS,
+        max_answers=min(MAX_ANSWERS, sizing.most_sequences(config)),
+        echo=True,
+        decisions=0 if unsupported_kind(first) else WORDING,
+        generate=True,
+        speculation=NOT_LOADED,
+        vision=sees,
+        audio=hears,
+        media_urls=(sees or hears) and config.media_urls,
+    )
+
+
+def _of_loaded(
     context: Context,
     config: RuntimeConfig,
     chat: ChatAbilities,
@@ -73,54 +135,25 @@ def _of_generator(
     projector: Projector | None,
     heads: PredictionHeads | None,
 ) -> Capabilities:
-    return attrs.evolve(
-        _of_encoder(context, config),
-        streaming=True,
-        chat=context.model.info.has_chat_template,
-        prefix_sharing=_prefix_sharing(context, config),
-        max_stop_sequences=MAX_STOPS,
-        sampling_params=tuple(field.name for field in attrs.fields(SamplingParams)),
-        suggested_sampling={**context.model.suggested_sampling, **config.chosen_sampling},
-        tools=chat.tool_choices,
-        reasoning=chat.has_thinking,
-        reasoning_switch=chat.has_thinking_switch,
-        reasoning_efforts=context.model.chat_template.efforts,
-        template_variables=tuple(sorted(context.model.chat_template.switches)),
-        grammars=GRAMMAR_FIELDS if len(context.model.vocab.eog) else (),
-        max_logprobs=MAX_LOGPROBS,
-        max_answers=min(MAX_ANSWERS, sizing.max_active(context, config)),
-        echo=True,
-        decisions=0 if unsupported_kind(context.model) else WORDING,
-        generate=True,
-        speculation=_speculation(context, config, draft, heads),
-        vision=projector is not None and projector.sees,
-        audio=projector is not None and projector.hears,
-        media_urls=projector is not None and config.media_urls,
-        fill_in=context.model.vocab.fill_in,
-        adapters=tuple(adapter.name for adapter in context.model.adapters),
-        memory=sizing.memory_plan(context.model.shape, attrs.evolve(context.params, rolled_back=context.rolled_back)),
-    )
-
-
-def _of_encoder(context: Context, config: RuntimeConfig) -> Capabilities:
-    """Capabilities of an encoder, which generates nothing. A generator has these unless it says otherwise."""
-    pooling = sizing.pooling(context.model.shape, config)
-    return Capabilities(
-        streaming=False,
-        chat=False,
-        cancel=True,
-        tokenize=True,
-        token_ids_input=True,
-        prefix_sharing="none: an encoder reads each text by itself",
+    model = context.model
+    senses = (projector.sees, projector.hears) if projector is not None else (False, False)
+    able = attrs.evolve(
+        of_file(model.header, model.shape, config, model.chat_template, senses),
         kv_unified=context.params.kv_unified,
-        max_stop_sequences=0,
-        sampling_params=(),
-        generate=False,
-        embeddings=pooling != "rank",
-        pooling=pooling,
-        embedding_dimensions=context.model.n_embedding,
-        rerank=pooling == "rank",
-        speculation="none: an encoder does not generate",
+        embedding_dimensions=model.n_embedding,
+    )
+    if not able.generate:
+        return able
+    return attrs.evolve(
+        able,
+        prefix_sharing=_prefix_sharing(context, config),
+        tools=chat.tool_choices,
+        grammars=GRAMMAR_FIELDS if len(model.vocab.eog) else (),
+        max_answers=min(MAX_ANSWERS, sizing.max_active(context, config)),
+        speculation=_speculation(context, config, draft, heads),
+        fill_in=model.vocab.fill_in,
+        adapters=tuple(adapter.name for adapter in model.adapters),
+        memory=sizing.memory_plan(model.shape, attrs.evolve(context.params, rolled_back=context.rolled_back)),
     )
 
 

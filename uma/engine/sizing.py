@@ -206,7 +206,7 @@ class _Pool:
         trained = self.shape.n_ctx_train
         if not self.unified:
             return self.streams * min(trained, RULES.conversation_tokens)
-        most = max(RULES.max_pool_tokens, RULES.sequence_tokens * _most_sequences(self.config))
+        most = max(RULES.max_pool_tokens, RULES.sequence_tokens * most_sequences(self.config))
         # One request can have the whole context: a coding agent's session grows to 100,000 tokens and more.
         return max(min(max(trained * RULES.full_contexts, RULES.min_pool_tokens), most), trained)
 
@@ -272,7 +272,7 @@ def _streams(shape: Shape, config: RuntimeConfig, free_bytes: int) -> int:
     """Ids for all sequences that can run, and one for health probes. Where each has a recurrent state, which is there
     from the start, as many as there is memory for. Raises `ConfigError` where that is none.
     """
-    most = _most_sequences(config)
+    most = most_sequences(config)
     wanted = min(most + 1, backend.MAX_SEQUENCES)
     if not shape.state_bytes:
         return wanted
@@ -295,7 +295,7 @@ def _streams(shape: Shape, config: RuntimeConfig, free_bytes: int) -> int:
     return min(wanted, affordable)
 
 
-def _most_sequences(config: RuntimeConfig) -> int:
+def most_sequences(config: RuntimeConfig) -> int:
     return config.max_sequences or RULES.sequences
 
 
@@ -547,7 +547,7 @@ def max_active(context: Context, config: RuntimeConfig) -> int:
     """Maximum sequences that run at once. One id is left for health probes where llama.cpp has as many; else a probe
     waits for the next token of a sequence.
     """
-    return max(1, min(_most_sequences(config), context.n_sequences))
+    return max(1, min(most_sequences(config), context.n_sequences))
 
 
 def cache_cells(context: Context, config: RuntimeConfig) -> int:

@@ -9,30 +9,11 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any
 
-import attrs
-
 from uma.constraints import Range, show
 from uma.errors import BadRequest
 from uma.http.problem import Unimplemented, Unsupported
 from uma.http.reader import Reader
-from uma.types import GRAMMAR_FIELDS, MAX_ANSWERS, MAX_LOGPROBS, Capabilities, FillIn, Grammar, SamplingParams
-
-ANY = Capabilities(
-    *(True, True, True, True, True, "none: no model is loaded", True, 0),
-    tuple(field.name for field in attrs.fields(SamplingParams)),
-    grammars=GRAMMAR_FIELDS,
-    max_logprobs=MAX_LOGPROBS,
-    max_answers=MAX_ANSWERS,
-    echo=True,
-    tools=("auto", "none", "required", "named"),
-    reasoning=True,
-    embeddings=True,
-    rerank=True,
-    decisions=1,
-    fill_in=FillIn(0, 0, 0),
-)
-"""Abilities of a model that is not loaded: a value that is wrong by these is so for every model. Without pictures and
-sounds, since a model that takes none does not read those of earlier turns."""
+from uma.types import MAX_LOGPROBS, Capabilities, Grammar
 
 _NO_TOKEN = re.compile(r"[+-]\d+|")
 """What is meant as an id and is none, and the text without tokens."""

@@ -10,23 +10,22 @@ import attrs
 import trio
 
 from uma.errors import BadRequest, Loading, ModelUnusable, UmaError, UnknownModel
-from uma.http.abilities import ANY
 from uma.http.ask import Generates
 from uma.http.decisions import Decides
 from uma.http.dialect import Dialect, Writer
 from uma.http.embedding import Computes
 from uma.http.exchange import Exchange
 from uma.http.gateway import Gateway
-from uma.http.generation import HEARTBEAT_SEC, NO_BUFFERING, unless_gone
+from uma.http.generation import HEARTBEAT_SEC, MAX_AT_ONCE, NO_BUFFERING, unless_gone
 from uma.http.ignored import header_value
 from uma.http.keep_alive import keep_sec
 from uma.http.local_user import is_manager
 from uma.http.models import FOREIGN, MODEL_HEADER, ModelNames
-from uma.http.problem import Forbidden, NotFound, Unsupported
+from uma.http.problem import Forbidden, NotFound
 from uma.models.names import with_each, without_adapter
 from uma.net.client import QUEUED
 from uma.net.quota import Excess
-from uma.types import MAX_KEEP_SEC, ListedModel, Models
+from uma.types import MAX_KEEP_SEC, FillIn, ListedModel, Models
 
 
 @asynccontextmanager
@@ -63,13 +62,14 @@ async def of_model(gateway: Gateway, http: Exchange, endpoint: object) -> AsyncI
         # (Some clients always say so: it is a wish beside their request.)
         kept = None
         http.ignored.add("keep_alive")
-    queued = 0, 1
+    queued: tuple[int, Sequence[int]] = 0, (1,)
     if isinstance(endpoint, Generates | Computes | Decides) and models.loaded(name) is None:
-        card = await models.card(name, loads=False)
-        able = attrs.evolve(ANY, vision=models.find(http.model).vision)
+        card = await models.card(http.model, loads=False)
         names = ModelNames(asked or card.model.name, takes_any=True)
-        any_model = gateway.to_model(models, names, attrs.evolve(card, capabilities=able))
-        queued = await _judged(any_model, http, endpoint)
+        if not card.model.path:  # of its vocabulary a header tells the size alone
+            able = attrs.evolve(card.capabilities, fill_in=FillIn(0, 0, 0))
+            card = attrs.evolve(card, capabilities=able)
+        queued = await _judged(gateway.to_model(models, names, card), http, endpoint)
     QUEUED.set(queued)
     dialect = getattr(endpoint, "dialect", None)
     async with AsyncExitStack() as stack:
@@ -83,16 +83,15 @@ async def of_model(gateway: Gateway, http: Exchange, endpoint: object) -> AsyncI
         yield gateway.to_model(source, ModelNames(asked or source.info.model.name, takes_any=True))
 
 
-async def _judged(gateway: Gateway, http: Exchange, endpoint: Generates | Computes | Decides) -> tuple[int, int]:
-    """See `QUEUED`. Raises what a body is refused for whatever its model can do."""
-    with suppress(Unsupported):
-        _, asked = await http.built(partial(endpoint.begin, gateway, http, gateway.reader(http)), keeps=True)
-        if isinstance(asked, Writer):
-            requests = gateway.admitted(http, asked.requests)
-            return requests[0].priority, max(each.sampling.drawn_answers for each in requests)
-        if asked is not None:
-            return gateway.admitted_whole(http, asked).priority, 1
-    return 0, 1
+async def _judged(
+    gateway: Gateway, http: Exchange, endpoint: Generates | Computes | Decides
+) -> tuple[int, Sequence[int]]:
+    """See `QUEUED`. Raises what a body is refused for by the card of its model that `gateway` has."""
+    _, asked = await http.built(partial(endpoint.begin, gateway, http, gateway.reader(http)), keeps=True)
+    if isinstance(asked, Writer):
+        requests = gateway.admitted(http, asked.requests)
+        return requests[0].priority, [each.sampling.drawn_answers for each in requests[:MAX_AT_ONCE]]
+    return 0 if asked is None else gateway.admitted_whole(http, asked).priority, (1,)
 
 
 async def _tell_of_load(http: Exchange, dialect: Dialect, look: Callable[[], ListedModel]) -> None:

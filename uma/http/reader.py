@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import attrs
 
-from uma.constraints import Text, hints_of
+from uma.constraints import Text, hints_of, show
 from uma.errors import BadRequest
 from uma.http.ignored import Ignored
 from uma.http.media import MediaReader
@@ -33,6 +33,8 @@ def read(fields: Any, cls: type[T], ignored: Ignored, path: str = "") -> T:
 
     Raises `BadRequest` with a line for each wrong field.
     """
+    if not isinstance(fields, Mapping):
+        raise BadRequest.at(path, f"expected an object, not {show(fields)}")
     try:
         found = structure(fields, cls)
     except BadRequest as error:

@@ -130,6 +130,11 @@ class Header:
         return int(self.metadata.get("tokenizer.ggml.tokens", 0))
 
     @property
+    def decision_type(self) -> str:
+        """Kind of decision model that the file says it is; empty for any other."""
+        return str(self.metadata.get(f"{self.architecture}.decision.type") or "")
+
+    @property
     def n_layers(self) -> int:
         """Layers, without those that only guess further tokens, which llama.cpp does not load."""
         figures = (

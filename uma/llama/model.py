@@ -29,7 +29,6 @@ from uma.llama.log import LOG
 from uma.llama.pages import NewPages
 from uma.llama.placement import Placement, overrides
 from uma.llama.shape import COPIED_WHOLE, Memory, Shape, why_no_assistant
-from uma.llama.suggested import suggested_sampling
 from uma.llama.template import ChatTemplate
 from uma.llama.vocab import Vocab
 from uma.types import ModelInfo, listed_name
@@ -97,8 +96,6 @@ class Model(Closing):
         trained: bytes | None = lib.llama_model_chat_template(handle, b"systemone")
         self.decision_template = ChatTemplate(trained.decode("utf-8", "replace"), "", "") if trained else None
         """How a decision model is asked, where its file says it."""
-        self.suggested_sampling = suggested_sampling(parts[0])
-        """Fields of `SamplingParams` that its file has."""
         self.info = self._read_info(is_builtin)
         self.adapters: tuple[Adapter, ...] = ()
         """LoRA adapters that are loaded with it."""
@@ -216,10 +213,9 @@ class Model(Closing):
         return digest.hexdigest()
 
     @property
-    def decision_type(self) -> str:
-        """Kind of decision model that the file says it is; empty for any other."""
-        part = self._parts[0]
-        return str(part.metadata.get(f"{part.architecture}.decision.type") or "")
+    def header(self) -> Header:
+        """The header of its file, of a split model that of the first part."""
+        return self._parts[0]
 
     @property
     def decision_temperatures(self) -> dict[str, float]:

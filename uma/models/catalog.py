@@ -21,7 +21,7 @@ from uma.llama.builtin import builtin_path
 from uma.llama.header import Header, file_type_name
 from uma.models.names import NONE_HERE, meant, nearest_model, several_words
 from uma.models.places import OLLAMA, UMA_MODELS, Found, find, folder_problem, quantization_of
-from uma.models.projectors import Projectors, sees
+from uma.models.projectors import Projectors, senses
 from uma.types import EMBEDDINGS, RERANKER
 
 WHOLE_TOKENS = 1_000_000
@@ -54,6 +54,8 @@ class ModelFile:
     parameters: int = 0
     """0 where only the beginning of the header was read."""
     problem: str | None = None
+    is_sound: bool = True
+    """Whether the file is whole; one with another `problem` holds no model."""
     also: tuple[str, ...] = ()
     """Other whole names of it."""
     projector: Path | None = None
@@ -171,7 +173,7 @@ def described(name: str, path: Path, place: str = "", look: Projectors | None = 
     try:
         parts = header.read_parts(path)
     except ModelError as error:
-        return ModelFile(name, path, _size(path), place, problem=error.message)
+        return ModelFile(name, path, _size(path), place, problem=error.message, is_sound=False)
     first, size = parts[0], sum(part.size_bytes for part in parts)
     if (problem := _no_model(parts)) is not None:
         return ModelFile(name, path, size, place, problem=f"{path}: {problem}")
@@ -196,7 +198,7 @@ def _with_projector(model: ModelFile, metadata: Mapping[str, Any], look: Project
     if model.place == BUILTIN or model.kind in (EMBEDDINGS, RERANKER):
         return model
     projector = look.of(model.path, metadata)
-    return model if projector is None else attrs.evolve(model, projector=projector, vision=sees(projector))
+    return model if projector is None else attrs.evolve(model, projector=projector, vision=senses(projector)[0])
 
 
 def _glanced(name: str, found: Found, seen: Glance, look: Projectors) -> ModelFile:
@@ -204,7 +206,9 @@ def _glanced(name: str, found: Found, seen: Glance, look: Projectors) -> ModelFi
     metadata, path = seen.metadata, found.path
     # Of an array a glance has the length alone; this one can be long where no figure in it is large.
     if (impossible := header.impossible_figure(metadata, {"expert_used_count": ()})) is not None:
-        return ModelFile(name, path, _size(path), found.place, problem=f"{path}: {header.DAMAGED}{impossible}")
+        return ModelFile(
+            name, path, _size(path), found.place, problem=f"{path}: {header.DAMAGED}{impossible}", is_sound=False
+        )
     count = max(1, int(metadata.get("split.count", 0)))
     parts = [path] if count == 1 else [header.part_path(path, at + 1, count) for at in range(count)]
     missing = next((part for part in parts if not os.path.exists(part)), None)
@@ -222,6 +226,7 @@ def _glanced(name: str, found: Found, seen: Glance, look: Projectors) -> ModelFi
         context_length=int(metadata.get(f"{architecture}.context_length", 0)),
         architecture=architecture,
         problem=None if problem is None else f"{path}: {problem}",
+        is_sound=missing is None,
     )
     return _with_projector(model, metadata, look)
 
@@ -274,8 +279,7 @@ MOST_BROKEN = 5
 
 def broken(files: Iterable[ModelFile]) -> list[str]:
     """What is wrong with files that are damaged or incomplete, unlike those that hold no model."""
-    sound = (*_OTHER_KINDS.values(), _NO_WEIGHTS)
-    found = [file.problem for file in files if file.problem is not None and not file.problem.endswith(sound)]
+    found = [file.problem for file in files if file.problem is not None and not file.is_sound]
     more = len(found) - MOST_BROKEN
     return [*found[:MOST_BROKEN], *([f"{more:,} more broken files: `uma models` lists them"] if more > 0 else [])]
 

@@ -64,10 +64,11 @@ def best(model: str, projectors: Iterable[str], place: str = "") -> str | None:
     return min(sorted(common), key=lambda name: (-common[name], _rank(PurePath(name).name)), default=None)
 
 
-def sees(projector: Path) -> bool:
-    """Whether it takes pictures, by its header."""
-    seen = glance(projector)
-    return seen is not None and seen.metadata.get("clip.has_vision_encoder") is True
+def senses(projector: Path | None) -> tuple[bool, bool]:
+    """Whether it takes pictures, and whether sounds, by its header; neither where there is none."""
+    seen = None if projector is None else glance(projector)
+    has = [seen is not None and seen.metadata.get(f"clip.has_{sense}_encoder") is True for sense in ("vision", "audio")]
+    return has[0], has[1]
 
 
 @attrs.define

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from contextvars import ContextVar
 from ipaddress import IPv6Address, ip_address
 from typing import Any
@@ -20,8 +20,9 @@ TRACEPARENT_MEMBER = "traceparent"
 """Member of a request's metadata that carries `TRACEPARENT` to another process."""
 USER: ContextVar[int | None] = ContextVar("USER", default=None)
 """User id of the peer's process on a Unix socket; None: another transport, or the system does not tell."""
-QUEUED: ContextVar[tuple[int, int]] = ContextVar("QUEUED", default=(0, 1))
-"""Lane of the task's request, and the number of its answers, as the queue for a loading model counts them."""
+QUEUED: ContextVar[tuple[int, Sequence[int]]] = ContextVar("QUEUED", default=(0, (1,)))
+"""Lane of the task's request, and the number of answers for each of its prompts that are asked at once, as the queue for
+a loading model counts them."""
 MAX_PROGRAM_CHARS = 40
 """Maximum length of the name of a program or user: clients name themselves, and others are shown it."""
 

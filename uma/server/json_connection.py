@@ -322,7 +322,7 @@ class JsonConnection(Connection):
     async def _answer_whole(self, query: WholeQuery, work: SessionWork) -> None:
         """Embed, rank or decide. The engine bounds what waits for it."""
         self.speak_for(query.sender)
-        QUEUED.set((query.request.priority, 1))
+        QUEUED.set((query.request.priority, (1,)))
         try:
             with work.scope:
                 async with self._loaded(query.request.model, query.request.id) as source:
@@ -354,7 +354,7 @@ class JsonConnection(Connection):
 
     async def _generate(self, request: Request, work: SessionWork, sender: Sender | None) -> None:
         self.speak_for(sender)
-        QUEUED.set((request.priority, request.sampling.drawn_answers))
+        QUEUED.set((request.priority, (request.sampling.drawn_answers,)))
         id, entered = request.id, self._entered(request)
         del request  # its files are large, and once it is admitted nobody needs them
         try:

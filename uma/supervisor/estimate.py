@@ -9,27 +9,17 @@ from pathlib import Path
 
 import attrs
 
-from uma.chat.families import thinking_of
-from uma.config import RuntimeConfig
-from uma.engine.intake.chat import CHOICES
+from uma.config import BUILTIN, RuntimeConfig
+from uma.engine.info import of_file
 from uma.engine.ledger import planned
 from uma.engine.sizing import RULES, adapter_bytes, process_bytes
 from uma.errors import ConfigError, UmaError
 from uma.llama import header
-from uma.llama.suggested import suggested_sampling
-from uma.llama.template import PLAIN_TEMPLATE
+from uma.llama.shape import Shape
+from uma.llama.template import ChatTemplate
 from uma.models import projectors
 from uma.net.logfmt import unlogged
-from uma.types import (
-    EMBEDDINGS,
-    MAX_TEMPLATE_CHARS,
-    RERANKER,
-    ListedModel,
-    MemoryPlan,
-    ModelInfo,
-    SamplingParams,
-    ServerInfo,
-)
+from uma.types import MAX_TEMPLATE_CHARS, ListedModel, MemoryPlan, ModelInfo, ServerInfo
 
 ROUGH_SHARE = 4
 """Divisor of the weights for the context, where that is not known."""
@@ -71,23 +61,23 @@ def header_card(model: ListedModel, blank: ServerInfo, config: RuntimeConfig, n_
     """The card of a model with these settings and, where it is known, this context; `blank` has what is so of any. It
     has no path: by that programs tell it from a loaded model's. Raises `ModelError`. Any thread.
     """
-    first = header.read_parts(Path(model.path))[0]
-    template, license = (str(first.metadata.get(key, "")) for key in ("tokenizer.chat_template", "general.license"))
-    generates = model.kind not in (EMBEDDINGS, RERANKER)
+    path = Path(model.path)
+    parts = header.read_parts(path)
+    first = parts[0]
+    texts = ("tokenizer.chat_template", "general.name", "general.license", "general.description")
+    source, title, license, description = (str(first.metadata.get(key) or "") for key in texts)
+    template = ChatTemplate(source or None, "", "")
+    senses = projectors.senses(projectors.chosen(config.mmproj, path))
     info = ModelInfo(
-        *(model.name, "", model.architecture, model.parameters or first.parameters, model.size_bytes),
-        *(model.quantization, model.context_length, first.vocab_size, bool(template), license or None),
+        *(model.name, "", first.architecture, sum(part.parameters for part in parts), model.size_bytes),
+        *(model.quantization, model.context_length, first.vocab_size, template.is_own),
+        *(license or None, description or None, model.name == BUILTIN),
+        title=title,
     )
-    able = attrs.evolve(
-        blank.capabilities,
-        generate=generates,
-        chat=bool(template),
-        vision=model.vision,
-        reasoning=thinking_of(template) is not None,
-        sampling_params=tuple(field.name for field in attrs.fields(SamplingParams)) if generates else (),
-        suggested_sampling={**suggested_sampling(first), **config.chosen_sampling},
-        tools=CHOICES if generates else (),
-    )
-    limits = attrs.evolve(blank.limits, n_ctx=n_ctx or model.context_length)
-    shown = (template or PLAIN_TEMPLATE) if generates and len(template) <= MAX_TEMPLATE_CHARS else ""
+    with unlogged("uma.llama"):  # the process that is loaded logs what it leaves out
+        able = of_file(first, Shape.of(parts), config, template, senses)
+    able = attrs.evolve(able, adapters=model.adapters)
+    tokens = min(filter(None, (n_ctx, model.context_length)), default=0)
+    limits = attrs.evolve(blank.limits, n_ctx=tokens, max_tokens=config.max_tokens or tokens or blank.limits.max_tokens)
+    shown = template.source if able.generate and len(template.source) <= MAX_TEMPLATE_CHARS else ""
     return attrs.evolve(blank, model=info, capabilities=able, limits=limits, chat_template=shown)

@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Hashable, Mapping
+from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Protocol, TypeVar, get_args
@@ -53,7 +53,9 @@ MOST_WAITS = 1_000
 LEAST_WAIT_MS = 1.0
 """Minimum time for which a model was waited for to be told: what is loaded is found sooner."""
 LOOK_SEC = 1.0
-"""Maximum time of a question about what a process does; then what it said last is taken."""
+"""Maximum time of a question about what a process does, or how a file is; then what was known last is taken."""
+NO_STATE: FileState = (0, 0, 0)
+"""State of a file that has yet to be looked at."""
 CROWDED_MS = 10_000
 """Time after which a request is to come again for which there was no memory beside models that stay."""
 AGAIN_SEC = 2.0
@@ -114,7 +116,7 @@ class LoadWait:
     owner: Hashable = attrs.field(factory=OWNER.get)
     origin: str = attrs.field(factory=ORIGIN.get)
     client: Hashable = attrs.field(factory=CLIENT.get)
-    queued: tuple[int, int] = attrs.field(factory=QUEUED.get)
+    queued: tuple[int, Sequence[int]] = attrs.field(factory=QUEUED.get)
     """See `QUEUED`."""
     began: float = attrs.field(factory=trio.current_time)
 
@@ -163,6 +165,8 @@ class ServedModel:
     """The load that is asked for, or that runs."""
     file_state: FileState | None = None
     """State of its file when it was planned or loaded last; None: it was neither, or its file is another one now."""
+    seen: FileState | None = NO_STATE
+    """State of its file as it was looked at last; None: it was gone."""
     missed: FileState | bool | None = False
     """State of its file when the folders were looked at because it was another one; False: never."""
     failures: Failures = attrs.field(factory=Failures)
@@ -200,6 +204,8 @@ class ServedModel:
     """Whether it takes no more requests; its process ends once nothing runs."""
     stay: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     """Cancelled, the process leaves, in order."""
+    _looks: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1), init=False)
+    """Limiter of the thread that looks at its file: one that was given up waits for its disk, and no second one."""
 
     @asynccontextmanager
     async def in_use(self, keep_sec: float | None = None, id: str = "") -> AsyncIterator[LoadedModel]:
@@ -252,11 +258,18 @@ class ServedModel:
         """The error that a load ends with."""
         return ModelUnusable(why) if self.objection else InternalError(why, retry_after_ms=self.retry_after_ms)
 
+    async def look(self) -> FileState | None:
+        """State of its file; what was seen last where its disk does not answer."""
+        with trio.move_on_after(LOOK_SEC):
+            path = self.file.path
+            self.seen = await trio.to_thread.run_sync(state_of, path, limiter=self._looks, abandon_on_cancel=True)
+        return self.seen
+
     async def follow_file(self) -> None:
         """Have it leave where its file is another by now, so that this one is loaded. Raises `UnknownModel` where it is
         gone.
         """
-        state = state_of(self.file.path)
+        state = await self.look()
         if state is not None and self.file_state in (None, state):
             return
         if not self.has_process or self.client is not None:  # what is being loaded leaves once it is

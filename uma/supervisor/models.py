@@ -44,7 +44,6 @@ from uma.metrics import EngineMetrics, kind_of, summed
 from uma.models.catalog import ModelFile
 from uma.models.shelf import Shelf
 from uma.net.client import CLIENT, OWNER, QUEUED, asker
-from uma.net.file_watch import state_of
 from uma.net.logfmt import log
 from uma.supervisor.backoff import Failures
 from uma.supervisor.child import CACHE_SHARE, child_config, running, taken_bytes
@@ -95,6 +94,8 @@ MOST_LOADS = 2
 """Models that are loaded at once: a small one does not wait behind a large one, and the disk is not shared by many."""
 MOST_PLANNED = 64
 """Maximum models whose headers are read before they are asked for."""
+FOLDERS_SEC = 30.0
+"""Maximum time of a look at the folders; then what was known last is taken."""
 RESCAN_SEC = 2.0
 """Minimum time between two looks at the folders, unless they are known to have changed."""
 ENDS = tuple(f"requests_{end}" for end in ("stop", "length", "cancelled", "error", "rejected"))
@@ -168,9 +169,9 @@ class LoadedModels(Models):
         model = self._model_of(file)
         is_blind = self._config_of(file).mmproj == "off"
         failure = model.failures.why
-        if failure and model.file_state not in (None, state_of(file.path)):
+        if failure and model.file_state not in (None, model.seen):
             failure = ""  # that was of another file
-        if model.client is not None and state_of(file.path) is None:
+        if model.client is not None and model.seen is None:
             failure = "its file is gone, so it takes no more requests"
         now = trio.current_time()
         if model.card is not None:
@@ -216,10 +217,14 @@ class LoadedModels(Models):
         if found.card is None and loads:
             async with found.in_use():
                 pass
-        if found.card is not None or model is None:
+        if model is None:
             return self._card_of(found)
-        state = state_of(found.file.path)
+        state = await found.look()
+        if found.card is not None and found.file_state == state:
+            return self._card_of(found)
         if found.header is None or found.header[0] != state:
+            if not found.has_plan:
+                await self._plan(found)
             listed, n_ctx = self._listed(found.file), 0 if found.context is None else found.context.cells
             look = partial(header_card, listed, self._card_of(found), self._config_of(found.file), n_ctx)
             found.header = state, await trio.to_thread.run_sync(look, abandon_on_cancel=True)
@@ -291,22 +296,25 @@ class LoadedModels(Models):
         """See `types.Models`. One look serves all that wait meanwhile."""
         async with self._looking:
             is_recent = trio.current_time() < self._looked_at + RESCAN_SEC
-            if not is_changed and is_recent and not self.shelf.is_outdated():
-                return
             before = self.shelf.files[0].name
             # Where one of those that `--models` names has gone, the others stay as they were known.
-            with suppress(ModelError):
-                await trio.to_thread.run_sync(self.shelf.read, limiter=self._look, abandon_on_cancel=True)
+            with suppress(ModelError), trio.move_on_after(FOLDERS_SEC):
+                if not is_changed and is_recent and not await self._off_thread(self.shelf.is_outdated):
+                    return
+                await self._off_thread(self.shelf.read)
             self._looked_at = trio.current_time()
             if (default := self.shelf.files[0].name) != before:
                 log(_log, logging.WARNING, "model.default_changed", model=default, before=before)
             files = {file.name: file for file in self.shelf.files}
             for name, model in self._known.items():
                 model.file = files.get(name, model.file)
-                is_deleted = model.client is not None and state_of(model.file.path) is None
+                is_deleted = model.client is not None and await model.look() is None
                 if is_deleted or name not in files:
                     why = "its file was deleted" if is_deleted else "no sound file has its name any more"
                     model.leave("replaced", why)
+
+    async def _off_thread(self, look: Callable[[], T]) -> T:
+        return await trio.to_thread.run_sync(look, limiter=self._look, abandon_on_cancel=True)
 
     async def _find(self, name: str | None) -> ServedModel:
         """The model of a name. The folders are read again where it is not known, broken, or as the default one gone."""
@@ -339,7 +347,7 @@ class LoadedModels(Models):
         """See `model.ModelLoader`."""
         self._replaced[model.index] = self._known.pop(model.file.name)
         new = self._model_of(model.file)
-        new.card, new.is_pinned, new.keep_sec = model.card, model.is_pinned, model.keep_sec
+        new.is_pinned, new.keep_sec = model.is_pinned, model.keep_sec
         model.is_pinned, model.keep_sec = False, None
         return new
 
@@ -403,7 +411,8 @@ class LoadedModels(Models):
         models = {}
         for name, counted in self._counted.items():
             now = [{**model.metrics, **model.gauges} for model in self._every if model.file.name == name]
-            models[name] = {**now[-1], **summed([counted, *now])}
+            # (A file in the place of another has its name's state; what both take together is the name's.)
+            models[name] = {**now[-1], **summed([counted, *now]), "model_state": now[-1]["model_state"]}
         return {
             **summed([self.snapshot(), *models.values()]),
             "paused_sec": round(self._paused_sec, 3),
@@ -527,7 +536,7 @@ class LoadedModels(Models):
         waits, config, (lane, _) = [wait for wait in model.waits if wait.id], self._config_of(model.file), QUEUED.get()
         at_once = config.max_sequences or self._card_of(model).limits.max_sequences
         # More answers than run at once are refused later.
-        queued = [(own, min(answers, at_once)) for own, answers in (wait.queued for wait in waits)]
+        queued = [(own, sum(min(drawn, at_once) for drawn in each)) for own, each in (wait.queued for wait in waits)]
         waiting, ahead = (sum(answers for own, answers in queued if own >= least) - at_once for least in (-1, lane))
         is_first = not any(wait.client == CLIENT.get() for wait in waits)
         if is_full(lane, waiting, ahead, config.max_queue, is_first=is_first):
@@ -569,7 +578,7 @@ class LoadedModels(Models):
         """Begin to load what can be loaded. When to look again, where nothing changes before."""
         while True:
             for asked in list(self._asked):
-                is_planned = asked.has_plan and asked.file_state == state_of(asked.file.path)
+                is_planned = asked.has_plan and asked.file_state == await asked.look()
                 if not is_planned and not asked.has_process:
                     await self._plan(asked)
             self._drop_unwanted()
@@ -613,9 +622,9 @@ class LoadedModels(Models):
 
     async def _plan(self, model: ServedModel) -> None:
         """Note what a model will take, or that no memory holds it: as its process would find, which is not begun."""
-        config, state = self._child_config(model), state_of(model.file.path)
-        if model.file_state != state:
-            model.file_state, model.size_bytes = state, 0  # what another file took says nothing of this one
+        config, state = self._child_config(model), await model.look()
+        if model.file_state != state:  # what another file was and took says nothing of this one
+            model.file_state, model.size_bytes, model.card = state, 0, None
         try:
             planned, model.context = await trio.to_thread.run_sync(
                 planned_memory, model.file.path, config, abandon_on_cancel=True
@@ -748,6 +757,7 @@ class LoadedModels(Models):
             await self._of_each(self._measure_if_used)
 
     async def _measure_if_used(self, held: LoadedModel) -> None:
+        await held.model.look()
         if held.model.running or held.model.used_at > held.model.measured_at:
             await self._measure(held)
 
@@ -786,7 +796,7 @@ class LoadedModels(Models):
             if candidate.stays and candidate.client is None and candidate.load is None
         ]
         names = self.names
-        missing = [model for model in ended if model.file.name in names and state_of(model.file.path) is not None]
+        missing = [model for model in ended if model.file.name in names and await model.look() is not None]
         for model in missing:
             if model.retry_after_ms is None:
                 self.ask_for(model)
@@ -854,7 +864,7 @@ class LoadedModels(Models):
         load, began = model.load, trio.current_time()
         assert load is not None
         loaded_at: float | None = None
-        model.file_state = state_of(model.file.path)
+        model.file_state = await model.look()
 
         def started(pid: int) -> None:
             model.pid = pid

@@ -69,7 +69,7 @@ class DecisionReader:
     @cached_property
     def _trained(self) -> TrainedForm | None:
         ids = partial(self._ids, begins=False)
-        return TrainedForm(self._model, self._cut, ids) if self._model.decision_type else None
+        return TrainedForm(self._model, self._cut, ids) if self._model.header.decision_type else None
 
     async def read(self, request: DecisionRequest) -> DecisionPrompts:
         """The prompts of a request. Raises what `PromptReader.read` does."""

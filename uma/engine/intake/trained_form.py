@@ -15,6 +15,7 @@ from uma import json_text
 from uma.engine.policy import labels
 from uma.engine.policy.labels import AskedPrompt
 from uma.errors import BadRequest
+from uma.llama.header import Header
 from uma.llama.model import Model
 from uma.types import Message
 from uma.types.decision import DecisionQuestion, DecisionRequest
@@ -29,9 +30,10 @@ Label = tuple[str, tuple[int, ...]]
 """What an option is called in a prompt, and the tokens that are read for it."""
 
 
-def unsupported_kind(model: Model) -> str:
+def unsupported_kind(first: Header) -> str:
     """The kind of a decision model whose form is not supported; empty for any other model."""
-    return "" if model.decision_type in KINDS and model.decision_template else model.decision_type
+    is_asked = first.decision_type in KINDS and first.metadata.get("tokenizer.chat_template.systemone")
+    return "" if is_asked else first.decision_type
 
 
 class TrainedForm:
@@ -40,7 +42,7 @@ class TrainedForm:
     def __init__(self, model: Model, cut: Callable[[str], str], ids: Callable[[str], array[int]]) -> None:
         """`cut`: a text in which no special token is spelled; `ids`: the tokens of a prompt."""
         self._model = model
-        self._kind = model.decision_type
+        self._kind = model.header.decision_type
         self._cut = cut
         self._ids = ids
 

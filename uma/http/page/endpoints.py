@@ -14,7 +14,7 @@ import trio
 
 from uma.constraints import Length, Range, hints_of
 from uma.contracts.explaining import seconds, sentences
-from uma.errors import BadRequest, UnknownModel
+from uma.errors import BadRequest, UmaError, UnknownModel
 from uma.http.access import host_parts
 from uma.http.exchange import Exchange
 from uma.http.fields import MAX_MESSAGES, Common, allowed_tokens, urgency
@@ -138,7 +138,11 @@ class Page:
         if (models := self.gateway.models) is not None:
             every = choices(named_models(models, http))
             chosen = await _chosen(models, http, every)
-            source_info, called = card_of(models, chosen), chosen.name
+            called = chosen.name
+            try:
+                source_info = await models.card(called, loads=False)
+            except UmaError:  # loading it says what is wrong
+                source_info = models.info
             more["models"] = [_model_entry(each) for each in every]
         elif adapters := source_info.capabilities.adapters:
             names = [called, *with_each(called, adapters)]
@@ -183,7 +187,7 @@ class Page:
         self, models: Models, name: str | None, http: Exchange, body: AnswerBody, lane: int
     ) -> Request:
         """The request for one of several models, once that is loaded."""
-        QUEUED.set((lane, 1))
+        QUEUED.set((lane, (1,)))
         async with models.using(name, id=_id(http)) as source:
             gateway = self.gateway.to_model(source, ModelNames(name or source.info.model.name, takes_any=True))
             (request,) = gateway.fitted(http, [self._request(gateway, http, body)])
@@ -332,26 +336,6 @@ async def _chosen(models: Models, http: Exchange, every: Sequence[ListedModel]) 
     if not every:
         raise NotFound("no model is here that this key can use")
     return every[0]
-
-
-def card_of(models: Models, model: ListedModel) -> ServerInfo:
-    """What a model is. Where it is not loaded, what its file says, and for the rest what is so of any."""
-    if model.info is not None:
-        return model.info
-    general, n_ctx = models.info, model.context_length
-    able = attrs.evolve(general.capabilities, vision=model.vision, chat=not model.is_base)
-    model_info = attrs.evolve(
-        general.model,
-        name=model.name,
-        path=model.path,
-        architecture=model.architecture,
-        parameters=model.parameters,
-        quantization=model.quantization,
-        context_length=n_ctx,
-        is_builtin=False,
-    )
-    limits = attrs.evolve(general.limits, n_ctx=n_ctx or general.limits.n_ctx)
-    return attrs.evolve(general, model=model_info, limits=limits, capabilities=able)
 
 
 def _only(info: ServerInfo) -> ListedModel:
