@@ -21,8 +21,8 @@ TRACEPARENT_MEMBER = "traceparent"
 USER: ContextVar[int | None] = ContextVar("USER", default=None)
 """User id of the peer's process on a Unix socket; None: another transport, or the system does not tell."""
 QUEUED: ContextVar[tuple[int, Sequence[int]]] = ContextVar("QUEUED", default=(0, (1,)))
-"""Lane of the task's request, and the number of answers for each of its prompts that are asked at once, as the queue for
-a loading model counts them."""
+"""Lane of the task's request, and the number of answers for each of its prompts that are asked at once, as the queue
+for a loading model counts them."""
 MAX_PROGRAM_CHARS = 40
 """Maximum length of the name of a program or user: clients name themselves, and others are shown it."""
 
