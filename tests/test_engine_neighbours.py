@@ -28,7 +28,7 @@ from uma.engine.worker.cores import counters
 from uma.engine.worker.cores import watch as cores
 from uma.engine.worker.cores.counters import TICK_MS, Counters, unused_ms, waiting_ms
 from uma.engine.worker.cores.threads import CpuSample
-from uma.engine.worker.cores.watch import Neighbours, StallWatch, is_starved
+from uma.engine.worker.cores.watch import ComputeThreads, StallWatch, is_starved
 from uma.llama import backend
 from uma.llama.batch import Batch
 from uma.llama.context import ABORTED, DONE, Context, ContextParams
@@ -197,7 +197,7 @@ def test_under_a_quota_others_are_seen_by_what_they_use_of_it(
 
     after_a_second(0)
     with Model.load(tiny) as model, Context(model, ContextParams(n_ctx=256, n_threads=2)) as context:
-        watched = Neighbours(context, EngineMetrics(), proc=tmp_path)
+        watched = ComputeThreads(context, EngineMetrics(), proc=tmp_path)
         after_a_second(1)
         assert watched.before_batch() == 1
         assert watched.load == pytest.approx(1.0, abs=0.01)
@@ -212,7 +212,7 @@ def test_where_a_gpu_computes_everything_no_counters_are_read(
     monkeypatch.setattr(backend, "has_gpu", lambda: True)
     params = ContextParams(n_ctx=256, offload_kqv=offload_kqv)
     with Model.load(tiny, n_gpu_layers=n_gpu_layers) as model, Context(model, params) as context:
-        watched = Neighbours(context, EngineMetrics(), proc=kernel.proc)
+        watched = ComputeThreads(context, EngineMetrics(), proc=kernel.proc)
         samples, take = list[float](), Counters.take
 
         def noted(proc: Path, now: float) -> Counters | None:
@@ -220,10 +220,10 @@ def test_where_a_gpu_computes_everything_no_counters_are_read(
             return take(proc, now)
 
         monkeypatch.setattr(Counters, "take", noted)
-        watched.has_rested(1_000.0)
+        watched.was_idle(1_000.0)
         assert bool(samples) == is_read
         samples.clear()
-        watched.ask_again()
+        watched.sample_next()
         watched.before_batch()
         assert bool(samples) == is_read
 
@@ -472,10 +472,10 @@ def test_programs_that_take_turns_with_the_engine_take_no_thread_from_it(
         kernel.add(ran_ms)
 
     with Model.load(tiny) as model, Context(model, ContextParams(n_ctx=256, n_threads=0)) as context:
-        watched = Neighbours(context, metrics, proc=kernel.proc)
+        watched = ComputeThreads(context, metrics, proc=kernel.proc)
         most = metrics.compute_threads
         for _ in range(5):
             pass_by(2_000, computes=False)
-            watched.has_rested(2_000)
+            watched.was_idle(2_000)
             pass_by(200, computes=True)
             assert watched.before_batch() == most

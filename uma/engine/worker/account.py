@@ -1,8 +1,8 @@
-"""Where each request's time goes: what the decode thread has spent its own on, and an account for each sequence.
+"""Where each request's time goes: what the decode thread spends its time on, and an account for each sequence.
 
-The thread's totals grow by an addition or two a batch. An account is written only where its sequence's status changes:
-the totals since the last change, by the status that the sequence had, are where its time went. The decode thread
-writes both; any thread reads them as they are at that moment.
+The thread's totals grow by an addition or two a batch. An account is written only when its sequence's status changes:
+the growth of the totals since the last change, attributed by the status that the sequence had, is where its time went.
+The decode thread writes both; any thread reads them as they are at that moment.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ RECORDED_TOKENS = 128
 
 
 MOST_WAITED = 0.99
-"""Maximum part of a time in which tokens were computed that counts as waiting for a CPU: they took some of it."""
+"""Maximum share of a computing time that counts as waiting for a CPU: its tokens took some of it."""
 RESOURCES = ("slot", "cells", "adapters")
 """What the first sequence of the queue can wait for."""
 PAUSED = "paused"
-"""What all sequences wait for in a pause, in the place of these."""
+"""Value of `Totals.blocked_on` in a pause, in which nothing runs."""
 
 
 @attrs.define(slots=True)
@@ -53,17 +53,17 @@ class Totals:
     started: list[int] = attrs.field(factory=lambda: [0, 0, 0])
     """Requests that were started, by lane, the lowest first."""
     _blocked_ms: dict[str, float] = attrs.field(factory=lambda: dict.fromkeys(("", PAUSED, *RESOURCES), 0.0))
-    """Time for which the first sequence of the queue waited for each, and all were `PAUSED`."""
+    """Time for which the first queued sequence waited for each resource, and, under `PAUSED`, time in pauses."""
     blocked_on: str = ""
     _since_ms: float = 0.0
 
     def set_blocked_on(self, resource: str, now: float) -> None:
-        """The first sequence of the queue waits for one of `RESOURCES` from now on; all for `PAUSED`; empty: none."""
+        """Set what the first queued sequence waits for: one of `RESOURCES`, `PAUSED`, or nothing (empty)."""
         self._blocked_ms[self.blocked_on] += now - self._since_ms
         self.blocked_on, self._since_ms = resource, now
 
     def reading(self, now: float) -> tuple[float, ...]:
-        """The first five, for how long all were paused, and the queue blocked on each of `RESOURCES`."""
+        """A reading of all counters: the first five, the time in pauses, and that blocked on each of `RESOURCES`."""
         blocked = dict(self._blocked_ms)
         blocked[self.blocked_on] += max(0.0, now - self._since_ms)
         times = self.steps_ms, self.prompts_ms, self.isolated_ms, self.sample_ms, self.cpu_waits.total_ms
@@ -81,7 +81,7 @@ class Instruments:
 
 
 class Served(Protocol):
-    """What an account needs of its sequence."""
+    """What an account reads of its sequence."""
 
     generated: int
     cached_tokens: int
@@ -100,7 +100,7 @@ class Figures:
     metrics: RequestMetrics
     texts: tuple[array[int], ...]
     """Tokens of the prompt's end, of the answer's beginning, and of the prompt before and behind
-    `CacheUse.known_tokens`; none where text is not recorded."""
+    `CacheUse.known_tokens`; empty where text is not recorded."""
 
 
 def _every_cause(spent_ms: Mapping[str, float]) -> dict[str, float]:
@@ -121,7 +121,7 @@ class LeftOut:
 
 @attrs.define(slots=True, eq=False)
 class Account:
-    """One sequence's. It outlives the sequence, of which it holds nothing then."""
+    """Account of one sequence. It outlives the sequence, and keeps no reference to an ended one."""
 
     id: str
     owner: Hashable
@@ -140,7 +140,7 @@ class Account:
     left_out: LeftOut = LeftOut()
     is_decision: bool = False
     served: Served | None = None
-    """Sequence of the request, until that ends."""
+    """Sequence of the request, until it ends."""
     own_ms: float = 0.0
     """Time of the batches with a piece of its prompt; of an isolated one, of all its batches."""
     cache: CacheUse = attrs.field(factory=CacheUse)
@@ -162,7 +162,7 @@ class Account:
     """Whether it waits for a slot that it had before."""
     _since_ms: float = attrs.field(init=False)
     _marks: tuple[float, ...] = attrs.field(init=False)
-    """The totals at that time; likewise the next."""
+    """Reading of the totals at `_since_ms`."""
     _own_mark: float = attrs.field(default=0.0, init=False)
     _started_mark: list[int] = attrs.field(init=False)
     """Sequences that had been started when it came."""
@@ -179,7 +179,7 @@ class Account:
     # The decode thread
 
     def turns_to(self, status: Status) -> None:
-        """The sequence has changed its status: the time until now went to what it did before."""
+        """Attribute the time since the last change to the status that ends now."""
         now = now_ms()
         self.totals.cpu_waits.sample(now)
         self._add(self.spent_ms, now)
@@ -194,7 +194,7 @@ class Account:
         self._marks = self.totals.reading(now)
 
     def meets(self, others: Iterable[Account]) -> None:
-        """Note that it begins to read its prompt beside these, which have slots."""
+        """Note that the sequence begins to read its prompt beside `others`, which have slots."""
         for other in others:
             if len(other._met) < MAX_BESIDE:
                 other._met.append((self, self.own_ms))
@@ -202,7 +202,7 @@ class Account:
                 self._met.append((other, other.own_ms))
 
     def ends(self, reason: str, metrics: RequestMetrics) -> None:
-        """The sequence has ended: keep its figures."""
+        """Keep the figures of the sequence, which has ended."""
         assert self.served is not None
         self._beside = self.beside
         self.final = self._figures(self.served, metrics)
@@ -219,7 +219,7 @@ class Account:
 
     @property
     def started_before(self) -> tuple[int, int]:
-        """Sequences that were started while it waited for its first slot, and those of them of a higher lane."""
+        """Sequences that were started while it waited for its first slot, and how many of them had a higher lane."""
         if self._started_before is not None:
             return self._started_before
         counts = [now - then for now, then in zip(self.totals.started, self._started_mark, strict=True)]
@@ -227,7 +227,7 @@ class Account:
 
     @property
     def beside(self) -> tuple[Beside, ...]:
-        """Prompts of others that were read meanwhile, the longest first."""
+        """Prompts of others that were read in the same time, the longest first."""
         met = list(self._met) if self.final is None else []
         found = [
             Beside(other.id, other.prompt_tokens, round(other.own_ms - before, 3))
@@ -263,7 +263,7 @@ class Account:
         return Figures(served.cached_tokens, served.generated, metrics, texts)
 
     def _add(self, spent: dict[str, float], now: float) -> None:
-        """Add the time since the last change."""
+        """Attribute the time since the last change to its causes, in `spent`."""
         left_ms, own = max(0.0, now - self._since_ms), self.own_ms - self._own_mark
         reading = zip(self.totals.reading(now), self._marks, strict=True)
         steps, prompts, isolated, sample, cpu_ms, paused, *blocked = (now - before for now, before in reading)
@@ -292,13 +292,13 @@ class Account:
                 rest = self.paused_for
             case Status.ENDED:
                 return
-        # What was waited for a core passed in batches and between them: each part has its share of it.
+        # The CPU was waited for in batches and between them: every part is reduced by the same share.
         is_computed = self._status in (Status.PREFILLING, Status.DECODING)
         waited_share = cpu_ms / left_ms if left_ms >= SAMPLE_MS else self.totals.cpu_waits.share
         waited_share = min(waited_share, MOST_WAITED) if is_computed else 0.0
         spent["cpu"] += left_ms * waited_share
         for cause, took_ms in parts.items():
-            part_ms = min(max(0.0, took_ms), left_ms)  # read a moment later, a figure can be a batch ahead
+            part_ms = min(max(0.0, took_ms), left_ms)  # a total that is read a moment later can be a batch ahead
             spent[cause] += part_ms * (1 - waited_share)
             left_ms -= part_ms
         spent[rest] += left_ms * (1 - waited_share)

@@ -1,4 +1,4 @@
-"""What decides one sequence's next tokens, beside its logits. `worker.sampling` chooses them by it."""
+"""What decides a sequence's next token beside the logits. `worker.sampling` chooses tokens by it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Bias = tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]
 
 @attrs.define(slots=True, eq=False)
 class SharedStart:
-    """What reproducible prompts of one decision begin with: computed once, and copied for each of the others."""
+    """Tokens that all reproducible prompts of a decision begin with: computed once, then copied to the others."""
 
     tokens: int
     """Tokens that all of them begin with."""
@@ -29,7 +29,7 @@ class SharedStart:
 
 @attrs.define(slots=True, eq=False)
 class LabelRead:
-    """Log probabilities that are read of a prompt's last row, instead of a choice: nothing is written behind it."""
+    """Log probabilities that are read from the last row of a prompt, instead of a choice: no token follows it."""
 
     prompt: array[int]
     tokens: npt.NDArray[np.intp]
@@ -39,35 +39,35 @@ class LabelRead:
     cached_tokens: int = 0
     """Tokens of the prompt that came from the cache."""
     spare_from: int | None = None
-    """First token of the prompt that nobody comes back to; none for one question, which stays for the state."""
+    """First token of the prompt that no later request resumes; None: all of it stays, for questions about its state."""
     start: SharedStart | None = None
-    """Where the prompt is reproducible: what it has in common with the others."""
+    """Common beginning of the decision's prompts, where they are reproducible."""
 
 
 @attrs.define(slots=True, eq=False)
 class TokenChoice:
-    """Sampler, grammar, bias and bound of thinking of one sequence, and the tokens that are certain to come next."""
+    """Sampler, grammar, bias and bound of thinking of one sequence, and the tokens that are known to come next."""
 
     seed: int = 0
     wants_logprobs: bool = False
     sampler: Sampler | None = None
     """None: greedy."""
     grammar: GrammarState | None = None
-    """State of the grammar behind all tokens of the sequence and of `forced`."""
+    """State of the grammar behind the sequence's tokens and `forced`."""
     forced: list[int] = attrs.field(factory=list)
-    """Next tokens that the grammar leaves no choice about, not yet given to the reader."""
+    """Forced tokens, the only ones that the grammar allows, which the reader has not been given yet."""
     bias: Bias | None = None
     """Token ids, and what is added to their logits."""
     bounds_thinking: Callable[[int | None], ThinkingBound] | None = None
-    """Makes what `thinking` is, for an answer that has just begun; None where the model does not think."""
+    """Makes `thinking` when an answer begins; None where the model does not think."""
     thinking: ThinkingBound | None = None
     """The bound of its thinking, if there is one."""
     closing: list[int] = attrs.field(factory=list)
-    """Next tokens of the mark that closes its thinking, where each is computed by itself."""
+    """Next tokens of the mark that closes its thinking, which are given one a step."""
     labels: LabelRead | None = None
-    """What is read of the row behind the prompt, where nothing more is wanted."""
+    """What is read of the row behind the prompt, where no answer is wanted."""
     is_plain: bool = attrs.field(init=False)
-    """Whether its next token needs its logits as they are, and nothing else is asked of them or depends on them."""
+    """Whether the next token depends on the unchanged logits alone (the fast path of `worker.sampling`)."""
 
     def __attrs_post_init__(self) -> None:
         self.is_plain = not (self.is_constrained or self.wants_logprobs or self.thinking or self.labels)
@@ -79,13 +79,13 @@ class TokenChoice:
 
     @property
     def forces(self) -> bool:
-        """Whether forced tokens are given without computing what comes before them. Not where their log probability is
-        asked.
+        """Whether forced tokens are given before the tokens in front of them are computed. Not where log probabilities
+        are asked for.
         """
         return not self.wants_logprobs
 
     def bound_thinking(self, limit: int | None) -> ThinkingBound | None:
-        """Bound its thinking from now on, where the model thinks; returns the bound that holds."""
+        """Bound thinking from now on, if the model thinks; returns the bound that holds."""
         if self.thinking is None and self.bounds_thinking is not None:
             self.thinking, self.is_plain = self.bounds_thinking(limit), False
         return self.thinking

@@ -1,4 +1,4 @@
-"""The decode thread's inbox: what other threads ask of it, taken up between two batches.
+"""The decode thread's inbox: commands of other threads, which it takes between two batches.
 
 A command waits for the end of the batch that runs. Those that cannot wait for the end of a stride (several decode
 steps without re-planning) set `is_called`, which ends the stride after its current step.
@@ -17,8 +17,8 @@ from uma.errors import UmaError
 
 @attrs.frozen
 class WorkerCommand:
-    """Call `act` on the decode thread, between two batches. Once the thread has ended, and where `act` raises, `refuse`
-    is called instead. Without it a fault in `act` ends the engine.
+    """A call of `act` on the decode thread, between two batches. If the thread has ended, or `act` raises, `refuse` is
+    called instead. Without `refuse` an exception in `act` ends the engine.
     """
 
     act: Callable[[], object]
@@ -38,7 +38,7 @@ class Commands:
         """What commands are refused with once no thread obeys them."""
         self._wakeup = threading.Event()
         self.is_called = False
-        """A command has come for which no stride goes on."""
+        """A command has come that ends the running stride."""
 
     def add(self, act: Callable[[], object], refuse: Callable[[UmaError], None] | None = None) -> None:
         """Post a command without waking the thread: call `wake` once for all that come in one burst."""
@@ -51,18 +51,18 @@ class Commands:
         *,
         ends_stride: bool = True,
     ) -> None:
-        """Post a command. It is taken up after the batch that runs, or at once by a thread that rests; where it does
-        not end a stride, behind that.
+        """Post a command. It is taken after the batch that runs, or after the stride if it does not end one, and at
+        once by a thread that rests.
         """
         self.add(act, refuse)
         self.wake(ends_stride=ends_stride)
 
     def wake(self, *, ends_stride: bool = True) -> None:
         """Have all that was posted taken up soon."""
-        # A command that the thread has taken by itself needs no wakeup, which would end the next rest and have the
-        # thread begin with half of a burst.
+        # Not for a command that the thread has taken already: that wakeup would end its next rest, and have it begin
+        # with half of a burst.
         if self._commands:
-            if ends_stride:  # reading what it was would lose a call that comes between
+            if ends_stride:  # not `|=`: a call that comes between its read and its write would be lost
                 self.is_called = True
             self._wakeup.set()
             self._refuse_rest()

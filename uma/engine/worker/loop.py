@@ -119,20 +119,21 @@ class DecodeWorker:
         )
         self._encoder = Encoder(settings.projector, self._slots, instruments)
         self._executor = Executor(context, pool, self._runner, self._slots, metrics)
+        threads = self._runner.compute_threads.before_batch
         self._guessing: list[ModelDrafter | HeadDrafter] = []
         """Drafters that compute."""
         if settings.draft is not None:
-            self._guessing.append(ModelDrafter(settings.draft, vocab, self._runner.neighbours.before_batch, metrics))
+            self._guessing.append(ModelDrafter(settings.draft, vocab, threads, metrics))
         if settings.heads is not None:
-            self._guessing.append(HeadDrafter(settings.heads, self._runner.neighbours.before_batch, metrics))
+            self._guessing.append(HeadDrafter(settings.heads, threads, metrics))
         drafters: list[Drafter] = [] if settings.speculate == "mtp" else [LookupDrafter(vocab)]
         drafters += self._guessing
         self._speculator = Speculator(scheduler.cost, pool, context, settings.speculate, drafters, metrics)
         if settings.speculate != "off":
             self._runner.should_end_stride = self._speculator.should_end_stride
         self._probes = Probes(self._runner, metrics)
-        self._embedder = Embedder(scheduler.embeds, self._runner.neighbours.before_batch, metrics)
-        self._reproducer = Reproducer(self._slots, self._runner.neighbours.before_batch, instruments)
+        self._embedder = Embedder(scheduler.embeds, threads, metrics)
+        self._reproducer = Reproducer(self._slots, threads, instruments)
         self._is_ahead = False
         """Whether streams decoded ahead, in the last tick, of what is computed beside them."""
         self._is_stopping = False
@@ -322,7 +323,7 @@ class DecodeWorker:
             self._outbox.flush()
             began = now_ms()
             self._rest()
-            self._runner.neighbours.has_rested(now_ms() - began)
+            self._runner.compute_threads.was_idle(now_ms() - began)
 
     def _obey_all(self) -> None:
         """Obey what has come; while the engine is paused, do nothing else."""
@@ -333,7 +334,7 @@ class DecodeWorker:
             self._probes.answer(is_alive=True)  # it would generate
             began = now_ms()
             self.commands.wait(self.paused_sec)
-            self._runner.neighbours.has_rested(now_ms() - began)
+            self._runner.compute_threads.was_idle(now_ms() - began)
             self._obey_waiting()
         if self.totals.blocked_on == PAUSED:
             self.totals.set_blocked_on("", now_ms())
@@ -490,7 +491,7 @@ class DecodeWorker:
         slots = self._slots
         slots.admit(now)
         state = slots.state(now)
-        state.neighbour_load = self._runner.neighbours.load
+        state.neighbour_load = self._runner.compute_threads.load
         pause_ms = pause_ms or self._pause_beside_ms
         self._is_ahead = pause_ms > 0
         plan = self._scheduler.plan(state, now, self._embedder.demand(), pause_ms=pause_ms)

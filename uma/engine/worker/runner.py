@@ -26,7 +26,7 @@ from uma.engine.worker.account import Instruments
 from uma.engine.worker.canceller import BatchCanceller
 from uma.engine.worker.commands import Commands
 from uma.engine.worker.cores.threads import SAMPLE_MS
-from uma.engine.worker.cores.watch import Neighbours, StallWatch
+from uma.engine.worker.cores.watch import ComputeThreads, StallWatch
 from uma.engine.worker.drafts.policy import saved_ms
 from uma.engine.worker.drafts.speculator import Draft, Drafts
 from uma.engine.worker.sampling import RowResult, RowSampler, SampledToken
@@ -131,7 +131,7 @@ class ModelRunner:
         self._totals = instruments.totals
         self.sampling = RowSampler(context)
         self.canceller = BatchCanceller(context, can_abort=pool.cells.survives_abort)
-        self.neighbours = Neighbours(context, self._metrics)
+        self.compute_threads = ComputeThreads(context, self._metrics)
         self.stall_watch = StallWatch(context, is_able=pool.cells.survives_abort)
         self._threads = 0
         """Compute threads of the batch that is prepared."""
@@ -198,7 +198,7 @@ class ModelRunner:
                 yield DecodeStep(given, at_ms, took_ms, is_last=True)
                 return outcome
             self._batch.advance(tokens)
-            if not self.sampling.is_plain or at_ms >= self.neighbours.due_ms:
+            if not self.sampling.is_plain or at_ms >= self.compute_threads.due_ms:
                 self._prepare(sequences)
             self._begin(sequences, self.decode_ms)
             yield DecodeStep(given, at_ms, took_ms, is_last=False)
@@ -484,7 +484,7 @@ class ModelRunner:
 
     def _prepare(self, sampled: list[Sequence], drafts: list[list[int]] | None = None) -> None:
         """Choose the compute threads of the next batch, and start computing what constrains its tokens."""
-        self._threads = self.neighbours.before_batch()
+        self._threads = self.compute_threads.before_batch()
         self.sampling.prepare(sampled, drafts)
         self._cost.use(self._threads)
 
@@ -513,7 +513,7 @@ class ModelRunner:
         if outcome.are_others_lost:
             self._pool.invalidate_cached_states()
         if (is_aborted and not is_cancelled) or is_stalled:
-            self.neighbours.ask_again()
+            self.compute_threads.sample_next()
             self._metrics.stalls_total += is_aborted and not self._context.is_ended
         return outcome
 

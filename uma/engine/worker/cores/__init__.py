@@ -1,1 +1,1 @@
-"""Other programs on the cores that compute: what the kernel counts of them, and the watches that act on it."""
+"""Other programs on the compute cores: the kernel's counters, and the watches that act on them."""

@@ -1,4 +1,4 @@
-"""Linux's counts: how long this process ran, each of its threads waited for a core, and how long cores were idle."""
+"""Linux's counters: how long this process ran, each of its threads waited for a core, and cores were idle."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ else:
 
 
 def waiting_ms(proc: Path = PROC, without: Set[str] = frozenset()) -> dict[str, float] | None:
-    """How long each thread of this process was runnable without a core, by its id; None where the kernel does not
+    """How long each thread of this process was runnable without a core, by thread id; None where the kernel does not
     count. Threads of `without` are left out.
     """
     found: dict[str, float] = {}
@@ -46,8 +46,8 @@ def waiting_ms(proc: Path = PROC, without: Set[str] = frozenset()) -> dict[str, 
 
 
 def unused_ms(stat: Path, cpus: frozenset[int]) -> tuple[float, float] | None:
-    """How long these cores were idle or waited for disks, and how long the host of this virtual machine took them, each
-    added up; None where the system has no counts.
+    """Time for which these cores were idle or waited for disks, and time that the host of this virtual machine took
+    from them, each summed over the cores; None where the system has no counters.
     """
     try:
         with stat.open("rb") as file:
@@ -83,13 +83,13 @@ class Counters:
 
     @classmethod
     def take(cls, proc: Path, now: float) -> Counters | None:
-        """The counters of now; None where the system does not have them."""
+        """The counters now; None where the system does not have them."""
         cpus = backend.affinity()
         waiting = waiting_ms(proc)
         if waiting is None:
             return None
-        # Not the sum over threads: one that has ended takes its part of it along, and what it ran would count as used
-        # by other programs.
+        # Not the sum over threads: an ended thread takes its part along, and its time would count as used by other
+        # programs.
         running_ms = time.process_time() * 1000
         cores = backend.available_cores()
         quota_use = cgroup.quota_use() if cores < len(cpus) else None
@@ -106,7 +106,7 @@ class Counters:
         )
 
     def since(self, last: Counters, wanted: int) -> CpuSample:
-        """What happened since `last`. Of threads that have ended meanwhile nothing is known of how long they waited."""
+        """Differences since `last`. The waits of threads that have ended meanwhile are not known."""
         waited_ms = sum(max(0.0, ms - last.waiting_ms.get(thread, 0.0)) for thread, ms in self.waiting_ms.items())
         is_known = self.cpus == last.cpus and self.idle_ms is not None and last.idle_ms is not None
         return CpuSample(

@@ -1,18 +1,18 @@
-"""How many threads compute, beside other programs that use the same cores.
+"""How many threads compute, while other programs use the same cores.
 
 llama.cpp's compute threads meet at a barrier after every operation, and wait there by spinning. Where another program
 takes one of the cores, every operation lasts until the descheduled thread runs again: two threads beside one busy
-program then compute several times slower than one thread does alone. So the number of threads follows the cores that
-are really there.
+program then compute several times slower than one thread alone. So the number of threads follows the cores that are
+really free.
 
-The model: with `k` threads of ours and `load` threads of other programs runnable on `cores` cores, each runs for a
+The model: with `k` compute threads and `load` runnable threads of other programs on `cores` cores, each runs for a
 share `cores / (k + load)` of the time, and a batch advances while all `k` run. Hence `k * share ** (COUPLING * k)`.
 
-On a virtual machine the host takes time as well, from each core by itself and for tens of milliseconds at once. Of a
-`stolen` share of it a batch has `(1 - stolen) ** k` left. Measured: with a third stolen two threads read prompts 1.3 to
-1.4 times as fast as one.
+On a virtual machine the host takes time as well, from each core independently and for tens of milliseconds at once.
+With a `stolen` share of it, a batch has `(1 - stolen) ** k` left. Measured: with a third stolen two threads read
+prompts 1.3 to 1.4 times as fast as one.
 
-Why not otherwise, in tokens a second of 1 / 8 streams with 100 M parameters on 2 cores, beside endless loops:
+Alternatives tried, in tokens a second of 1 / 8 streams with 100 M parameters on 2 cores, beside endless loops:
 
                                     quiet       1 loop      2 loops
   2 threads                         154 / 353   36 / 18     54 / 156
@@ -41,19 +41,19 @@ WORTH = 1.15
 """Minimum predicted gain, as a factor, for the number of threads to change: estimates of the load are this
 uncertain."""
 HOLD_MS = 500.0
-"""Window over which the highest load counts: fewer threads at once, more only when the neighbour stays away."""
+"""Window (ms) whose highest load counts: threads are taken away at once, and added when the load has stayed low."""
 TRY_ALL_MS = 5_000.0
-"""Computing time with fewer threads after which all are tried for one sample, twice as much after each try in vain.
-Only beside all of them does it show whether a program yields, by its priority or by its group's weight."""
+"""Computing time (ms) with fewer threads after which all are tried for one sample; doubled after each failed try. Only
+beside all of them it shows whether another program yields, by its priority or by its group's weight."""
 LONGEST_TRY_MS = 80_000.0
-"""Longest such time: beside a program that does not yield, a try makes a stream wait a tenth of a second or two."""
+"""Maximum of this time (ms): beside a program that does not yield, a try makes a stream wait 0.1 or 0.2 s."""
 SAMPLE_MS = 120.0
-"""Minimum length of a sample: the kernel counts idle time in steps of 10 ms."""
+"""Minimum length of a sample (ms): the kernel counts idle time in steps of 10 ms."""
 
 
 @attrs.frozen
 class CpuSample:
-    """What this process and its neighbours did with the cores since the sample before."""
+    """Use of the cores by this process and by other programs since the sample before."""
 
     wall_ms: float
     cores: float
@@ -65,7 +65,7 @@ class CpuSample:
     waiting_ms: float
     """Time for which they were runnable and waited for a core."""
     idle_ms: float | None
-    """Time for which these cores had nothing to run, added up; None where the system does not tell."""
+    """Time for which these cores had nothing to run, added up; None where the system has no counter."""
     stolen_ms: float = 0.0
     """Time for which these cores had something to run and the host of a virtual machine did not let them, added up."""
     quota_used_ms: float | None = None
@@ -76,14 +76,14 @@ class CpuSample:
 
     @property
     def stolen(self) -> float:
-        """Part of the time for which a core has something to run that the host takes."""
+        """Share of a core's busy time that the host of a virtual machine takes."""
         cpus = self.cores if self.cpus is None else self.cpus
         busy_ms = cpus * self.wall_ms - (self.idle_ms or 0.0)
         return min(1.0, self.stolen_ms / busy_ms) if busy_ms > 0 else 0.0
 
     @property
     def cpu_fraction(self) -> float:
-        """Part of the time that a thread of ours wants to run for which it does."""
+        """Share of their runnable time for which the threads of this process did run."""
         wanted_ms = self.running_ms + self.waiting_ms
         return self.running_ms / wanted_ms if wanted_ms > 0 else 1.0
 
@@ -95,11 +95,11 @@ class CpuSample:
         """
         unused_ms = None if self.idle_ms is None else self.idle_ms + self.stolen_ms
         if self.quota_used_ms is not None:
-            # CPUs can be idle while all that the quota pays for is used: what is left of it counts then.
+            # Under a quota CPUs can be idle although it is used up: what is left of the quota counts then.
             left_ms = max(0.0, self.cores * self.wall_ms - self.quota_used_ms)
             unused_ms = left_ms if unused_ms is None else min(unused_ms, left_ms)
         if unused_ms is None:
-            # Without the idle time, cores that we did not use count as used by others only if we had to wait.
+            # Without the idle time, cores that this process left count as used by others only if its threads waited.
             unused_ms = 0.0 if self.cpu_fraction < 0.95 else self.cores * self.wall_ms
         used_ms = max(0.0, self.cores * self.wall_ms - unused_ms - self.running_ms)
         return used_ms / max(self.wall_ms, 1e-9) / max(self.cpu_fraction, 0.05)
@@ -128,12 +128,12 @@ class ThreadPolicy:
         self.threads = threads
         """Threads to compute with."""
         self.load = 0.0
-        """Threads of other programs that the last choice assumed."""
+        """Load of other programs, in threads, at the last choice."""
         self.stolen = 0.0
-        """Share of a busy core's time that the host takes, as the last choice assumed."""
+        """Share of a busy core's time that the host takes, at the last choice."""
         self._recent: deque[_Observed] = deque()
         self._fewer_ms = 0.0
-        """Computing time with fewer threads than all, until now."""
+        """Computing time (ms) with fewer threads than all, so far."""
         self._try_after_ms = TRY_ALL_MS
 
     def observe(self, sample: CpuSample) -> int:
@@ -151,7 +151,7 @@ class ThreadPolicy:
         return self.threads
 
     def _try_all(self, sample: CpuSample, before: int) -> None:
-        """All threads, where there have been fewer for long; `before` had computed until this sample."""
+        """Try all threads, after a long time with fewer. `before` threads have computed until this sample."""
         if self.threads >= sample.most:
             self._fewer_ms = 0.0
             self._try_after_ms = TRY_ALL_MS if before >= sample.most else self._try_after_ms
@@ -160,13 +160,13 @@ class ThreadPolicy:
         if self._fewer_ms >= self._try_after_ms:
             self.threads, self._fewer_ms = sample.most, 0.0
             self._try_after_ms = min(2 * self._try_after_ms, LONGEST_TRY_MS)
-            # What was seen beside fewer threads is not to decide on the next sample.
+            # Loads that were seen with fewer threads must not decide after the try.
             self._recent.clear()
 
     def observe_idle(self, sample: CpuSample) -> int:
-        """Take in a sample that ends with a rest, a time in which nothing was computed: as `observe`, and alone, where
-        others wanted less of the cores than before. That they wanted more says nothing of what they want now, nor of
-        what waiting for them would cost.
+        """Take in a sample that ends with an idle time. A lower load replaces all samples before (see `observe`); a
+        higher one is ignored: it tells neither the load of the next batch, nor what waiting for the other programs
+        would cost.
         """
         if sample.wall_ms >= SAMPLE_MS and sample.load < self.load:
             self._recent.clear()
@@ -174,7 +174,7 @@ class ThreadPolicy:
         return self.threads
 
     def _best(self, sample: CpuSample, load: float) -> int:
-        """The number of threads to compute with beside `load`: the present one, unless another is well worth it."""
+        """The best number of threads beside `load`, or the present one, unless the gain is at least `WORTH`."""
 
         def speed(threads: int) -> float:
             return rate(threads, load, sample.cores, self.stolen)

@@ -1,8 +1,7 @@
-"""How long batches stood still because a thread that computes them waited for a core: what `uma explain` calls waiting
-for a CPU.
+"""Time for which batches stood still because a thread that computes them waited for a core (`cpu` of `uma explain`).
 
 llama.cpp's compute threads meet at barriers, so a batch waits whenever one of them does. The kernel counts the waits of
-each thread; how much of them passed at the same time it does not say, and they are taken to be independent.
+each thread; how far they overlap it does not say, so they are taken to be independent.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from uma.engine.clock import now_ms
 from uma.engine.worker.cores.counters import PROC, waiting_ms
 
 LEAST_MS = 20.0
-"""Minimum length of a sample: requests that change their status together share one."""
+"""Minimum length of a sample (ms): requests that change their status together share one."""
 COST_FACTOR = 100.0
 """Minimum length of a sample as a multiple of what taking it costs, so that many threads take no more than 1 %."""
 
@@ -29,17 +28,17 @@ class CpuWaits:
     total_ms: float = 0.0
     """Any thread can read it, and `share`. It stays 0 where the system does not count."""
     share: float = 0.0
-    """Part of the last sample for which they waited."""
+    """Share of the last sample for which a compute thread waited."""
     _proc: Path = PROC
     _last: dict[str, float] = attrs.field(factory=dict)
     _last_ms: float = -math.inf
     _due_ms: float = -math.inf
 
     def sample(self, now: float, least_ms: float = LEAST_MS) -> None:
-        """Count what was waited since the last sample, unless that is less than `least_ms` ago."""
+        """Count the waiting time since the last sample, unless that is less than `least_ms` ago."""
         if now < max(self._due_ms, self._last_ms + least_ms):
             return
-        # The other threads of Python wait for a core without a batch that waits for them.
+        # Other Python threads of this process are left out: no batch waits for them.
         others = {str(thread.native_id) for thread in threading.enumerate()} - {str(threading.get_native_id())}
         waits = waiting_ms(self._proc, others) or {}
         passed_ms = max(now - self._last_ms, 1.0)

@@ -1,20 +1,19 @@
-"""Two watches over the cores: one chooses the number of compute threads between batches, one aborts a batch that waits.
+"""Two watches over the cores: one sets the number of compute threads, the other aborts a batch that waits for cores.
+`ComputeThreads` samples the kernel's counters a few times a second, between two batches, because a context's threads
+can change only there; a sample takes some 0.1 ms. On systems without these counters all threads compute, and where a
+GPU computes everything nothing is read. Pressure stall information (PSI) is not used: it does not say whether other
+programs still use a core that this process has left to them, which decides when its threads come back.
 
-`Neighbours` samples the kernel's counters a few times a second, between two batches, since a context's threads can
-change there only; a sample takes some 0.1 ms. Systems without these counters keep all threads, and where a GPU computes
-everything nothing is read. Pressure stall information (PSI) is not used: it does not say whether others still use a
-core that this process has left to them, which decides when its threads come back.
+An idle time never reduces the threads, even if other programs used the cores: a program of lower priority, or on other
+cores, counts as load until threads wait for it. From time to time all threads are tried without an idle time, for a
+full sample, because the kernel puts two of them on one core for the first tens of milliseconds. Not done: samples and
+aborts of their own for the batches after an idle time. They won some tens of milliseconds once for each program that
+came, and nothing beside one that comes and goes during decoding.
 
-After a rest in which other programs used the cores, all threads begin nevertheless: a program that yields by its
-priority, or that works on other cores, looks like a neighbour until threads wait for it. From time to time all threads
-are tried between two rests too, and then for a full sample: at first the kernel has two of them on one core, some tens
-of milliseconds long. Counts and aborts of their own for the batches behind such a rest won some tens of milliseconds
-once for each program that came, and nothing beside one that comes and goes while tokens are computed.
-
-`StallWatch` aborts. llama.cpp's compute threads meet at hundreds of barriers for each token: where other programs
-suddenly want the cores, a batch that began with all threads can take a hundred times as long as it should. So a thread
-looks at the batch that runs, some times a second, and has llama.cpp abort one that takes far too long because its
-threads wait for cores. It is computed again at once, with the threads for which there are cores then.
+`StallWatch` aborts. llama.cpp's compute threads meet at hundreds of barriers for each token: when other programs
+suddenly want the cores, a batch that began with all threads can take a hundred times as long as it should. So a
+watching thread looks at the running batch some times a second, and has llama.cpp abort one that takes far too long
+because its threads wait for cores. The batch is computed again at once, with as many threads as there are free cores.
 """
 
 from __future__ import annotations
@@ -35,23 +34,23 @@ from uma.llama.context import Context
 from uma.metrics import EngineMetrics
 
 REST_MS = 20.0
-"""Minimum time without work that has a sample of its own."""
+"""Minimum idle time (ms) after which a sample is taken."""
 LEAST_MS = 100.0
 """Minimum duration of a batch to be aborted: the gain on a shorter one would not be seen."""
 LOOK_SEC = LEAST_MS / 2000
-"""Interval between two looks at the batch that runs: a look takes time from the core that it wakes on."""
+"""Interval (s) between two looks at the running batch: a look takes time from the core on which it wakes."""
 TOO_LONG = 2.0
 """Duration of a batch, as a multiple of its prediction, from which on it is examined."""
 STARVED_SHARE = 0.8
-"""Share of the time they want to run below which compute threads count as waiting for cores."""
+"""Share of their runnable time below which compute threads count as waiting for cores."""
 PAUSE_MS = 2_000.0
-"""Minimum time between two aborted batches: where fewer threads do not help, a third try gains nothing."""
+"""Minimum time (ms) between two aborts: where fewer threads do not help, a third try gains nothing."""
 
 _log = logging.getLogger("uma.engine")
 
 
-class Neighbours:
-    """Sets the context's compute threads. Belongs to the decode thread; `before_batch` is called before each batch."""
+class ComputeThreads:
+    """Sets a context's compute threads. Belongs to the decode thread, which calls `before_batch` for each batch."""
 
     def __init__(self, context: Context, metrics: EngineMetrics, *, proc: Path = PROC) -> None:
         self._context = context
@@ -70,14 +69,14 @@ class Neighbours:
         """Threads of other programs that want to run beside this process's, as the last sample showed."""
         return self._policy.load
 
-    def ask_again(self) -> None:
-        """Sample before the next batch: a batch has just shown that the number of threads is wrong."""
+    def sample_next(self) -> None:
+        """Sample before the next batch: the one before has shown that the number of threads is wrong."""
         if self.due_ms < math.inf:
             self.due_ms = 0.0
 
-    def has_rested(self, rested_ms: float) -> None:
-        """The decode thread had nothing to compute for so long, until now: a new sample begins."""
-        if rested_ms >= REST_MS and self.due_ms < math.inf:
+    def was_idle(self, idle_ms: float) -> None:
+        """Take in that the decode thread was idle for `idle_ms`, until now."""
+        if idle_ms >= REST_MS and self.due_ms < math.inf:
             self._sample(now_ms(), self._policy.observe_idle)
 
     def before_batch(self) -> int:
@@ -115,7 +114,7 @@ class _Running(NamedTuple):
 
     @property
     def takes_too_long(self) -> bool:
-        """Whether that is so by now, whatever the reason."""
+        """Whether it has run for far longer than predicted, for whatever reason."""
         return now_ms() - self.began_ms > max(LEAST_MS, TOO_LONG * self.expected_ms)
 
 
@@ -123,8 +122,8 @@ class StallWatch:
     """Watches the batches of one context. `begin` and `end` belong to the decode thread."""
 
     def __init__(self, context: Context, *, is_able: bool = True) -> None:
-        """Make a watch. It is able to where an aborted batch can be computed again; else each of its sequences would be
-        read from its last checkpoint.
+        """`is_able`: an aborted batch can be computed again. If not, nothing is watched, because an abort would send
+        every sequence of the batch back to its last checkpoint.
         """
         self._context = context
         self._running: _Running | None = None
@@ -132,16 +131,16 @@ class StallWatch:
         """Held while a batch is aborted, and while it ends: an abort is never meant for the batch after it."""
         self._is_aborted = False
         self._called = threading.Event()
-        """The watching thread must look again before its interval is over."""
+        """Set to have the watching thread look before its interval is over."""
         self._is_over = False
         self._interval_sec: float | None = None
-        """How long the watching thread waits until it looks again; None: until a batch runs."""
+        """Time until the watching thread looks again; None: until a batch begins."""
         self._aborted_ms = -PAUSE_MS
         self._is_able = is_able
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Look at batches for the block, where the system counts how long threads wait for cores."""
+        """Watch batches in this block, on systems that count how long threads wait for cores."""
         if not self._is_able or Counters.take(PROC, now_ms()) is None:
             yield
             return
@@ -155,9 +154,9 @@ class StallWatch:
             thread.join()
 
     def begin(self, began_ms: float, expected_ms: float, threads: int) -> None:
-        """A batch goes to llama.cpp, with so many threads. One thread alone waits for no other: it is not watched.
+        """Note that a batch begins, with `threads` threads. A single thread waits for no other: it is not watched.
 
-        `expected_ms` is 0 where nothing is known yet: the first batch beside busy programs is examined as soon as any.
+        `expected_ms` is 0 where nothing is predicted yet: the first batch beside busy programs is examined too.
         """
         if threads > 1:
             self._running = _Running(began_ms, expected_ms)
@@ -165,8 +164,8 @@ class StallWatch:
                 self._called.set()
 
     def end(self) -> bool:
-        """The batch has come back; whether it was aborted. It can be whole all the same, where the abort came too late;
-        the context must `resume` in either case.
+        """Note that the batch has come back; returns whether it was aborted. It can be complete all the same, if the
+        abort came too late. The context must `resume` in either case.
         """
         with self._lock:
             self._running, is_aborted, self._is_aborted = None, self._is_aborted, False
@@ -179,7 +178,7 @@ class StallWatch:
         before: Counters | None = None
         while True:
             self._called.wait(self._interval_sec)
-            # Clear, and rest, before reading what was begun: what begins between calls, so that no batch is missed.
+            # Event and interval are cleared before `_running` is read: a batch that begins in between sets the event.
             self._called.clear()
             if self._is_over:
                 return
@@ -204,7 +203,7 @@ class StallWatch:
 
 
 def is_starved(before: Counters, now: Counters) -> bool:
-    """Whether the threads of this process waited for other programs on this machine between two counts.
+    """Whether the threads of this process waited for other programs between two readings of the counters.
 
     Not where the host took time from a core: what runs there waits with it, and with fewer threads it would as well.
     """

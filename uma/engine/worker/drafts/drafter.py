@@ -10,7 +10,7 @@ from uma.engine.worker.sequence import Sequence
 
 
 class Guess(NamedTuple):
-    """What is guessed to come behind a row's last token; possibly nothing."""
+    """A draft: tokens that are guessed to follow a row's last token. It can be empty."""
 
     tokens: list[int]
     probabilities: Rows[float]
@@ -21,25 +21,25 @@ NOTHING = Guess([], ())
 
 
 class Drafter(Protocol):
-    """Guesses for the decode rows of one engine. Belongs to the decode thread.
+    """Guesses drafts for the decode rows of one engine. Belongs to the decode thread.
 
-    A tick asks for the `expected` probabilities, and for a `guess` of the rows for which these pay. A guess changes
-    nothing but the time; tokens that a row's grammar does not allow are never accepted.
+    A tick asks for `expected` probabilities, and then for a `guess` for the rows where these pay. A draft changes only
+    the time; tokens that a row's grammar does not allow are never accepted.
     """
 
     def expected(self, sequence: Sequence, most: int) -> Rows[float]:
-        """Probabilities of a guess of up to `most` tokens, estimated before it is computed; empty: there is none."""
+        """Probabilities of a draft of up to `most` tokens, estimated before it is computed; empty: there is none."""
 
     def step_ms(self, rows: int) -> float:
-        """Time that guessing one more token for each of so many rows takes; 0: none, or it was not measured yet."""
+        """Time (ms) to guess one more token for each of `rows` rows; 0: none, or not measured yet."""
 
     def guess(self, rows: Rows[tuple[Sequence, int]], plain_ms: float, within_ms: float) -> list[Guess]:
-        """A guess for each row, of at most so many tokens. It is empty as long as the drafter has more of the row's
-        text to read than `within_ms` allows, or than pays where a row's token takes `plain_ms` without a draft.
+        """Draft for each row, of at most the given number of tokens. It is empty while the drafter has more of the
+        row's text to read than `within_ms` allows, or than pays where a token without a draft takes `plain_ms`.
         """
 
     def on_token(self, sequence: Sequence, token: int) -> bool:
-        """Take in a token that a row was given in the middle of a stride: whether a guess of the next is likely to be
+        """Take in a row's token in the middle of a stride. Returns whether a guess of the next one is likely to be
         accepted.
         """
 
@@ -47,17 +47,17 @@ class Drafter(Protocol):
 RATE = 0.3
 """Learning rate of a calibration: a text that begins to repeat is believed after some ten tokens."""
 FADE = 1 / 256
-"""Part of a calibration that `fade` forgets: after some hundred tokens a text whose guesses failed is tried again."""
+"""Part of a calibration that `fade` forgets: drafts are tried again some hundred tokens after they failed in a text."""
 EXPONENTS = (0.25, 64.0)
-"""Bounds of a calibration's exponent: beyond them, what a text has shown would take too long to forget."""
+"""Bounds of the exponent of a calibration: beyond them, what a text has shown would take too long to forget."""
 SUREST = 0.95
 """Maximum probability before correction: a drafter that is sure can be wrong each time, where the row is sampled."""
 
 
 class Calibration:
-    """Corrects the probabilities of one text's guesses by what was accepted: it raises them to a power.
+    """Corrects the probabilities of one text's drafts by what was accepted: it raises them to a power.
 
-    So sure guesses stay surer than unsure ones, whatever the text. That of a new text is what all texts have shown.
+    So surer guesses stay surer, whatever the text. A new text begins with the exponent that all texts have shown.
     """
 
     __slots__ = ("_exponent", "_of_all")

@@ -1,4 +1,4 @@
-"""Drafters that compute their guesses: what they share. They go on with texts token by token, all rows in a batch."""
+"""Common base of drafters that compute: they guess one token a step, for all rows in one batch."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from uma.llama.vocab import Vocab
 from uma.metrics import EngineMetrics
 
 USUAL = 0.7
-"""Probability of a token that is not guessed yet, before any text has shown its own."""
+"""Probability of a token that is not guessed yet, before any calibration."""
 MEASURE_AGAIN = 2_048
-"""Ticks that ask for the cost of a guess, without one computed, after which it is measured again: the machine can have
-been busy when it was."""
+"""Calls of `step_ms` without a computed draft after which the cost is measured again: the machine can have been busy
+when it was."""
 
 
 @attrs.define(eq=False, slots=True)
 class GuessedText:
-    """The guess behind a row's text, and what was learnt of earlier ones."""
+    """Draft behind a row's text, and what earlier ones have shown."""
 
     calibration: Calibration
     guess: list[int] = attrs.field(factory=list)
-    """What is guessed to come behind the row's tokens."""
+    """Tokens that are guessed to follow the row's tokens."""
     sureness: list[float] = attrs.field(factory=list)
     """Probability of each guessed token, as the drafter finds it."""
     known: int = 0
-    """Tokens of the row that were compared with guesses."""
+    """Number of the row's tokens that were compared with guesses."""
 
     def probabilities(self) -> list[float]:
-        """Probability of each token of the guess that it and all before it are accepted."""
+        """Probability of each guessed token that it and all before it are accepted."""
         whole, found = 1.0, []
         for probability in self.sureness:
             whole *= self.calibration.of(probability)
@@ -51,7 +51,7 @@ class GuessedText:
         return found
 
     def compare(self, tokens: array[int]) -> None:
-        """Learn from the tokens that the row was given since, and keep of the guess what still can hold."""
+        """Learn from the tokens that were added to the row, and keep the part of the guess that agrees with them."""
         for token in tokens[self.known :]:
             if not self.guess:
                 break
@@ -64,7 +64,7 @@ class GuessedText:
         self.known = len(tokens)
 
     def forget(self, kept: int) -> None:
-        """Forget the guess behind its first tokens."""
+        """Forget the guess but for its first `kept` tokens."""
         del self.guess[kept:], self.sureness[kept:]
 
 
@@ -73,7 +73,7 @@ TextT = TypeVar("TextT", bound=GuessedText)
 
 @attrs.define(eq=False, slots=True)
 class GuessInProgress(Generic[TextT]):
-    """A guess that is being made."""
+    """A draft that is being computed."""
 
     sequence: Sequence
     text: TextT
@@ -86,13 +86,13 @@ class GuessInProgress(Generic[TextT]):
         return len(self.text.guess)
 
     def goes_on(self, least_probability: float) -> bool:
-        """Whether one more token is wanted and possible, and the one before it is likely enough to be accepted."""
+        """Whether one more token is wanted and possible, and the last one is likely enough to be accepted."""
         is_over = self.grammar is not None and self.grammar.is_over
         return self.ahead < self.wanted and not is_over and self.text.probabilities()[-1] >= least_probability
 
 
 class GuessingDrafter(ABC, Generic[TextT]):
-    """A `Drafter` with a context of its own, which is closed by its owner, after the decode thread."""
+    """A `Drafter` with a context of its own. The owner of the context closes it, after the decode thread has ended."""
 
     def __init__(self, context: Context, target: Vocab, threads: Callable[[], int], metrics: EngineMetrics) -> None:
         self._context = context
@@ -104,9 +104,9 @@ class GuessingDrafter(ABC, Generic[TextT]):
         self._masks = GrammarMasks(target.n_tokens)
         self._most_tokens = min(context.n_ctx_seq, context.model.n_ctx_train or context.n_ctx_seq)
         self._texts: dict[Sequence, TextT] = {}
-        """Oldest first."""
+        """Texts by row, the oldest first."""
         self._of_all = Calibration()
-        """What all texts have shown: what a new one begins with."""
+        """Calibration by all texts, with which a new text begins."""
         self._is_off = False
         """The engine stops."""
         self._asked = 0
@@ -115,7 +115,7 @@ class GuessingDrafter(ABC, Generic[TextT]):
     # Drafter
 
     def expected(self, sequence: Sequence, most: int) -> Rows[float]:
-        """Probabilities of what is guessed already, then by what this text has shown, or all texts where it is new."""
+        """Probabilities of the present guess, then those that this text has shown, or all texts if it is new."""
         grammar = sequence.choice.grammar
         if self._is_off or len(sequence.tokens) + most > self._most_tokens or (grammar and grammar.is_over):
             return ()
@@ -131,7 +131,7 @@ class GuessingDrafter(ABC, Generic[TextT]):
         return expected
 
     def step_ms(self, rows: int) -> float:
-        """Time of a step as measured, unless that was long ago."""
+        """Measured time of a step, unless the measurement is too old."""
         self._asked += 1
         if self._asked > MEASURE_AGAIN:
             self._asked = 0
@@ -144,7 +144,7 @@ class GuessingDrafter(ABC, Generic[TextT]):
         """See `Drafter.guess`."""
 
     def on_token(self, sequence: Sequence, token: int) -> bool:
-        """False always: a guess that paid would have been verified instead of the stride."""
+        """False always: a draft that pays would have been verified instead of the stride."""
         return False
 
     def abort(self) -> None:
@@ -155,7 +155,7 @@ class GuessingDrafter(ABC, Generic[TextT]):
         """End the helper thread, if grammars made one."""
         self._masks.close()
 
-    # For the kinds of it
+    # For subclasses
 
     @property
     @abstractmethod
@@ -164,7 +164,7 @@ class GuessingDrafter(ABC, Generic[TextT]):
 
     @abstractmethod
     def _catch_up(self, sequence: Sequence, text: TextT) -> None:
-        """Compare with what the row was given since."""
+        """Bring the guess up to date with the row's tokens."""
 
     @abstractmethod
     def _drop(self, sequence: Sequence) -> None:
@@ -172,7 +172,7 @@ class GuessingDrafter(ABC, Generic[TextT]):
 
     @abstractmethod
     def _step(self, drafts: list[GuessInProgress[TextT]]) -> list[GuessInProgress[TextT]]:
-        """One more token for each guess, as far as there are cells. Returns those that it was computed for."""
+        """Compute one more token for each draft, as far as cells suffice. Returns the drafts that got one."""
 
     def _drop_ended(self) -> None:
         for sequence in [sequence for sequence in self._texts if sequence.status is Status.ENDED]:
@@ -181,8 +181,8 @@ class GuessingDrafter(ABC, Generic[TextT]):
     def _guess_on(
         self, drafts: list[GuessInProgress[TextT]], rows: Rows[tuple[Sequence, int]], plain_ms: float
     ) -> list[Guess]:
-        """Guess all rows' next tokens together, step by step, until each has enough or is so unsure that one token more
-        is not worth its time.
+        """Guess for all rows together, step by step, until each has enough tokens, or is so unsure that another one is
+        not worth its time.
         """
         least_probability = self._cost.decode_ms(len(drafts), self._used_cells) / plain_ms
         left = [draft for draft in drafts if draft.ahead < draft.wanted]
@@ -197,8 +197,8 @@ class GuessingDrafter(ABC, Generic[TextT]):
     def _choose_all(
         self, drafts: list[GuessInProgress[TextT]], compute: Callable[[], int], keep: Callable[[], None]
     ) -> list[GuessInProgress[TextT]]:
-        """Go on with the likeliest token of each guess, by the logits of the batch that `compute` computes; then `keep`
-        takes what else is needed of it. Empty where that failed.
+        """Append the likeliest token to each draft, by the logits of the batch that `compute` computes. Then `keep`
+        takes what else is needed of the batch. Empty if the batch failed.
         """
         masked = [draft for draft in drafts if draft.grammar is not None]
         if masked:
@@ -216,7 +216,7 @@ class GuessingDrafter(ABC, Generic[TextT]):
         return drafts
 
     def _choose(self, draft: GuessInProgress[TextT], logits: Logits, mask: Logits | None) -> None:
-        """Go on with the likeliest token that the row can be given. The end of a text ends its guess."""
+        """Append the likeliest token that the row can be given. An end-of-text token ends the draft."""
         sequence, text, ahead = draft.sequence, draft.text, draft.ahead
         logits = logits[: self._n_common]
         if sequence.choice.bias is not None:
@@ -236,14 +236,14 @@ class GuessingDrafter(ABC, Generic[TextT]):
         if draft.grammar is not None:
             try:
                 draft.grammar.accept(token)
-            except UmaError:  # it became too complex: the row's own will say so if the text comes to here
+            except UmaError:  # it became too complex: the row's own grammar says so if the text comes to here
                 draft.wanted = ahead
                 return
         text.guess.append(token)
         text.sureness.append(1.0 / float(np.exp(logits - top).sum()))
 
     def _timed(self, sequences: list[Sequence], compute: Callable[[], int]) -> float | None:
-        """Milliseconds that the batch took. None where it failed: then these texts are forgotten, and read again."""
+        """Milliseconds that the batch took. None if it failed: these texts are then forgotten, and read again."""
         threads = self._threads()
         self._context.set_threads(threads)
         self._cost.use(threads)

@@ -1,8 +1,8 @@
 """The model's own prediction heads as a drafter (multi-token prediction, MTP).
 
-They know each row's text already (`llama.heads`): a guess begins with the row's last token, and each step takes the
-heads' own hidden row of the step before. What is guessed is forgotten at once: the heads compute it anew, with the
-model's hidden rows, once the model has verified it.
+The heads know each row's text already (`llama.heads`): a draft begins with the row's last token, and each step takes
+the heads' own hidden row of the step before. Drafted tokens are cut off again at once: when the model has verified
+them, the heads compute them from the model's hidden rows.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class HeadDrafter(GuessingDrafter[_HeadText]):
         return super().expected(sequence, min(most, self._heads.count) if self._heads.count > 1 else most)
 
     def guess(self, rows: Rows[tuple[Sequence, int]], plain_ms: float, within_ms: float) -> list[Guess]:
-        """See `Drafter.guess`. Nothing has to be read before."""
+        """See `Drafter.guess`. The heads need no text read first."""
         self._drop_ended()
         for sequence, _ in rows:
             if sequence not in self._texts:
@@ -82,7 +82,7 @@ class HeadDrafter(GuessingDrafter[_HeadText]):
         return self._choose_all(drafts, partial(self._heads.predict, head, rows), keep)
 
     def _rows(self, draft: _Draft, first: int) -> list[Guessed]:
-        """What a step reads of a draft, from this token on: those that are guessed, behind the row's last one."""
+        """Input of a step: the row's last token and the guessed ones behind it, from the token `first` on."""
         sequence, text = draft.sequence, draft.text
         begins, step = sequence.next_position, 0 if self._heads.reads_cells else 1
         return [
