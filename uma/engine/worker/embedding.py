@@ -1,8 +1,8 @@
 """The embedding lane of the decode thread: texts of all requests in common batches, in a context of their own.
 
-The policy says how many tokens a tick embeds; this module fills a batch with the texts whose turn it is. A text that is
-longer than the batch is read in pieces where the model is causal: its cells are kept, and what its pieces were pooled
-to is put together. A model that looks at the whole text at once reads it in one batch.
+The policy says how many tokens a tick embeds; this module fills a batch with the texts whose turn it is. A causal model
+reads a text that is longer than the batch in pieces: their cells are kept, and their pooled results combined. A model
+that attends to the whole text at once reads it in one batch.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ from uma.metrics import EngineMetrics
 _log = logging.getLogger("uma.engine")
 
 WEIGHTS = {1: 16.0, 0: 4.0, -1: 1.0}
-"""Tokens of a lane's request that count as much as one of a background request's."""
+"""Tokens of a lane that count as one token of a background request."""
 
 
 @attrs.define(eq=False, slots=True)
 class EmbedJob:
-    """One request's texts. Belongs to the decode thread from `Embed` on, until `finish` was called."""
+    """One request's texts. Belongs to the decode thread from `DecodeWorker.embed` on, until `finish` is called."""
 
     key: int
     lane: int
     texts: list[array[int]]
-    """Each as tokens, at least one."""
+    """Texts as tokens, each at least one."""
     finish: Callable[[], None]
-    """Called once, on the decode thread: all `vectors` are there, or `error` is."""
+    """Called once, on the decode thread, when all `vectors` are complete, or `error` is set."""
     dimensions: int | None = None
     normalize: bool = True
     vectors: list[array[float]] = attrs.field(factory=list)
     """Vectors by text; empty until it is embedded."""
     error: UmaError | None = None
     next_text: int = 0
-    """The first that has not been begun."""
+    """Index of the first text that has not been begun."""
     unfinished: int = 0
     served: float = 0.0
-    """Tokens computed for it by the weight of its lane, and what it was put level with: the least is served next."""
+    """Virtual time: tokens computed by its lane's weight, from `Embedder._level` at its arrival; the least is next."""
 
     def __attrs_post_init__(self) -> None:
         self.vectors = [array("f") for _ in self.texts]
         self.unfinished = len(self.texts)
 
     def refuse(self, error: UmaError) -> None:
-        """End it before it was taken on."""
+        """End the request before it was added."""
         self.error = error
         self.finish()
 
@@ -67,7 +67,7 @@ class EmbedJob:
 
 @attrs.define(eq=False, slots=True)
 class _Reading:
-    """A text that is being computed, and what its pieces so far were pooled to."""
+    """A text that is being computed, and the pooled result of its pieces so far."""
 
     job: EmbedJob
     index: int
@@ -84,7 +84,7 @@ class _Reading:
         return len(self.tokens) - self.computed
 
     def take_in(self, pooled: npt.NDArray[np.float32], count: int, pooling: str) -> None:
-        """Put the next piece's result to those before it."""
+        """Combine the next piece's result with those before it."""
         before, self.computed = self.computed, self.computed + count
         if before and pooling == "mean":
             assert self.pooled is not None
@@ -94,7 +94,7 @@ class _Reading:
 
 
 TextPart = tuple[_Reading, int]
-"""A text, and how many of its next tokens are computed."""
+"""A text, and the number of its next tokens in the batch."""
 
 
 class Embedder:
@@ -107,20 +107,20 @@ class Embedder:
         self._context: Context | None = None
         self._jobs: dict[int, EmbedJob] = {}
         self._level = 0.0
-        """`EmbedJob.served` of the one that was served last, with which one begins that comes now: it neither waits for
-        what others had before, nor catches up on it (start-time fair queueing: Goyal, Vin, Cheng 1996)."""
+        """Virtual time: `served` of the job that was served last. A new job begins with it, so it neither waits for the
+        earlier service of others nor catches up on it (start-time fair queueing: Goyal, Vin, Cheng 1996)."""
         self._partial: _Reading | None = None
-        """The one text of which a part is computed."""
+        """The text of which a part is computed; there is at most one."""
 
     def abort(self) -> None:
-        """End a batch that runs, and every later one. Any thread, once the decode thread has been told to stop: then it
-        computes nothing in a context that is attached meanwhile.
+        """Abort the running batch, and every later one. Any thread, once the decode thread has been told to stop: it
+        computes nothing in a context that is attached later.
         """
         if self._context is not None:
             self._context.request_abort()
 
     def attach(self, context: Context) -> None:
-        """Compute in this context from now on."""
+        """Use this context from now on."""
         self._context = context
         self._batch = Batch(context.n_batch)
 
@@ -134,7 +134,7 @@ class Embedder:
         job.served = self._level
 
     def end(self, job: EmbedJob, error: UmaError | None = None) -> None:
-        """A request is over: complete, failed with `error`, or given up. One that is over already is ignored."""
+        """End a request: complete, failed with `error`, or cancelled. One that has ended already is ignored."""
         if self._jobs.pop(job.key, None) is None:
             return
         if self._partial is not None and self._partial.job is job:
@@ -148,7 +148,7 @@ class Embedder:
             self.end(job, error)
 
     def demand(self) -> EmbedDemand | None:
-        """What there is to compute; None where nothing is."""
+        """What there is to embed; None: nothing."""
         if not self._jobs or self._context is None:
             return None
         left, least = self._context.n_batch, 0
@@ -170,7 +170,7 @@ class Embedder:
         )
 
     def run(self, tokens: int) -> None:
-        """Compute a batch of about so many tokens. A fault ends the requests that it is about."""
+        """Compute a batch of about `tokens` tokens. An exception ends the requests in it."""
         pieces = self._fill(tokens)
         if not pieces:
             return
@@ -188,7 +188,7 @@ class Embedder:
                 self._leave(reading)
 
     def _fill(self, tokens: int) -> list[TextPart]:
-        """The texts whose turn it is, as many as fit."""
+        """The next pieces of texts in fair order, as many as fit."""
         assert self._context is not None
         left = min(tokens, self._context.n_batch)
         pieces: list[TextPart] = []
@@ -213,7 +213,7 @@ class Embedder:
         return pieces
 
     def _piece(self, job: EmbedJob, left: int, free: list[int], *, is_first: bool) -> TextPart | None:
-        """What a request has computed in a batch that has space for `left` tokens; None: nothing in this one."""
+        """The request's next piece for a batch with space for `left` tokens; None where it has none that fits."""
         assert self._context is not None
         partial = self._partial
         if partial is not None and partial.job is job:
@@ -242,7 +242,7 @@ class Embedder:
                 self.end(reading.job, DecodeFailed(f"texts[{reading.index}]: llama_decode failed with {code}"))
 
     def _compute(self, pieces: list[TextPart]) -> int:
-        """llama.cpp's answer. What is done is taken in, and whole texts are finished."""
+        """Compute a batch, take its results in, and finish complete texts. Returns llama.cpp's code."""
         context, batch = self._context, self._batch
         assert context is not None
         batch.clear()
@@ -287,7 +287,7 @@ class Embedder:
 
 
 def _shaped(pooled: npt.NDArray[np.float32], dimensions: int | None, *, normalize: bool) -> npt.NDArray[np.float32]:
-    """The first `dimensions` figures, scaled to length 1 (as they are, where all are 0)."""
+    """The first `dimensions` figures, scaled to length 1 (unchanged if all are 0)."""
     kept = pooled[:dimensions]
     length = float(np.sqrt(np.square(kept, dtype=np.float64).sum())) if normalize else 0.0
     return kept if length == 0.0 else (kept / length).astype(np.float32)

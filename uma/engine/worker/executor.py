@@ -1,8 +1,8 @@
-"""One tick's batches, with the retry ladder of those that fail.
+"""Computes one tick's batches, and retries those that fail (the retry ladder).
 
 Decode rows come before prefill, so that their tokens do not wait for it. A batch for which llama.cpp finds no KV cells
-is tried again with less: evict cache, halve the prefill, preempt a sequence. A batch that fails for any other reason is
-taken apart, and a row that fails alone ends alone.
+is retried with less: evict cache, halve the prefill, preempt a sequence. After any other failure each row is computed
+alone, and a row that fails alone ends.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from uma.metrics import EngineMetrics
 
 @attrs.define(slots=True)
 class Tick:
-    """What to compute between two looks at the inbox: a plan, with the sequences that it names."""
+    """What to compute until the inbox is read again: a plan, with the sequences that it names."""
 
     plan: Plan
     decode: list[Sequence]
     prefill: Work
     drafts: Drafts | None = None
-    """What is verified with the decode rows' next tokens, in one batch."""
+    """Drafts that are verified with the decode rows' next tokens, in one batch."""
     hold_ms: float = 0.0
     """Maximum time between the first and the last token of a stride."""
     has_sets: bool = False
-    """Whether rows have different sets of adapters: each set decodes in batches of its own."""
+    """Whether rows have different sets of adapters: each set then decodes in batches of its own."""
 
     @property
     def is_empty(self) -> bool:
@@ -56,7 +56,7 @@ class Tick:
 
 
 class Result(NamedTuple):
-    """What one step gave its rows, in order."""
+    """Tokens that one step gave its rows, in order."""
 
     sequences: list[Sequence]
     given: list[RowResult]
@@ -64,7 +64,7 @@ class Result(NamedTuple):
 
 
 StepResults = Iterable[Result]
-"""The steps of one batch or stride. Each must be given to its readers before the next is taken."""
+"""Results of the steps of one batch or stride. Each must be given to its readers before the next is taken."""
 
 
 @attrs.frozen(eq=False)
@@ -78,12 +78,12 @@ class Executor:
     _metrics: EngineMetrics
 
     def run(self, tick: Tick) -> Iterator[StepResults]:
-        """Compute a tick, batch by batch: the caller gives each batch's results before it asks for the next."""
+        """Compute a tick, batch by batch. The caller delivers a batch's results before it asks for the next."""
         if tick.decode and tick.plan.steps:
             for turn in _turns(tick):
                 yield from self._decode(turn)
-                # A request that comes meanwhile is planned for before anything is read: it waited half a second for
-                # the piece of a background prompt once.
+                # A request that comes meanwhile is planned before anything is read: it waited half a second for a piece
+                # of a background prompt once.
                 if turn.plan.steps > 1 and not (yield from self._decode_ahead(turn, turn.plan.steps - 1)):
                     return
             lacking = self._steps_lacking(tick)
@@ -92,7 +92,7 @@ class Executor:
                     return
         if not tick.prefill:
             return
-        # Sequences whose cells the decode rows needed have lost their slots.
+        # Sequences that were preempted for the decode rows have no slot.
         prefill = [row for row in tick.prefill if row[0].holding is not None]
         if tick.plan.is_mixed:
             yield from self._mixed(tick, prefill)
@@ -107,7 +107,7 @@ class Executor:
         return self._decode_at_once(tick.decode, self._stride(tick))
 
     def _steps_lacking(self, tick: Tick) -> int:
-        """Decode steps that the readers lack before the prefill, because those before it took longer than predicted."""
+        """Decode steps that readers still need before the prefill, as the planned ones took longer than predicted."""
         if not tick.plan.needed_ms:
             return 0
         readers = [row for row in tick.decode if row.status is Status.DECODING and row.lane >= 0 and row.is_paced]
@@ -115,7 +115,7 @@ class Executor:
         return steps_lacking(tick.plan.needed_ms, lead, tick.plan.pace_ms, self._runner.decode_ms)
 
     def _decode_ahead(self, tick: Tick, steps: int) -> Generator[StepResults, None, bool]:
-        """More steps of a tick that reads prompts. False where a command came before they were done."""
+        """Run more steps of a tick that reads prompts. False where a command ended them early."""
         while steps > 0:
             rows = [row for row in tick.decode if row.status is Status.DECODING and row.uncomputed == 1]
             if not rows:
@@ -130,7 +130,7 @@ class Executor:
         return True
 
     def _stride(self, tick: Tick) -> Stride:
-        """How far the rows can go on: until one of them can change, or a reader's token is due."""
+        """The stride of the decode rows: until a row's text can end, or a buffered token is due."""
         if not tick.plan.is_decode_only:
             return ONE_STEP
         steps = map(steps_ahead, tick.decode)
@@ -147,20 +147,20 @@ class Executor:
             sequences, stride = [sequence for sequence, _ in retry], ONE_STEP
 
     def _booked(self, sequences: list[Sequence], decoding: DecodeSteps) -> StepResults:
-        """A stride's steps, each as soon as it is to be booked (`ModelRunner.decode`), and booked just before it is
-        given: booking needs the tokens before it accepted.
+        """Results of a stride's steps, each step booked just before it is given, because booking needs the tokens
+        before it to be accepted. See `ModelRunner.decode` for when.
         """
         for step in decoding if self._context.returns_early else list(decoding):
             rows, given = [row for row in sequences if row.holding is not None], step.given
             if len(rows) < len(sequences):
-                # A fault has ended a sequence in the middle of the stride: its further tokens are dropped.
+                # An exception has ended a sequence in the middle of the stride: its further tokens are dropped.
                 given = [result for result, row in zip(given, sequences, strict=True) if row.holding is not None]
             self._runner.book_step(rows, step)
             yield Result(rows, given, step.at_ms)
 
     def _verify(self, drafts: Drafts) -> Iterator[StepResults]:
-        """Decode rows with drafts. Those of a batch that fails, and those behind it, are computed again without them,
-        and take the ladder there.
+        """Verify drafts. Rows of a batch that fails, and of those behind it, are decoded without drafts, where the
+        retry ladder applies.
         """
         outcome, verified, given, at_ms = self._runner.verify(drafts)
         if verified:
@@ -173,14 +173,14 @@ class Executor:
         yield from self._decode_at_once([] if self._is_given_up(outcome) else left, ONE_STEP)
 
     def _decode_several(self, sequences: list[Sequence]) -> Iterator[StepResults]:
-        """Decode rows of which some were given several tokens at once."""
+        """Decode rows of which some have several tokens to compute, which were given in one step."""
         left, work = self._context.n_batch, list[tuple[Sequence, int]]()
         for index, sequence in enumerate(sequences):
             count = min(sequence.uncomputed, left - (len(sequences) - index - 1))
             work.append((sequence, count))
             left -= count
         for batch in self._runner.in_one_ubatch(work):
-            # An earlier batch can have preempted some.
+            # The retries of an earlier batch can have preempted some.
             holding = [row for row in batch if row[0].holding is not None]
             yield from self._until_done(self._runner.decode_several, holding)
 
@@ -190,19 +190,19 @@ class Executor:
             work = [row for row in work if row[0].picture is None]
         for part in self._to_checkpoints([(sequence, min(count, sequence.to_picture)) for sequence, count in work]):
             for batch in [batch for some in self._runner.split_pending(part) for batch in self._with_last_alone(some)]:
-                # The retries of an earlier batch can have taken its slot.
+                # The retries of an earlier batch can have preempted it.
                 left = [row for row in batch if row[0].holding is not None]
                 yield from self._until_done(self._runner.prefill, left)
         for sequence, count in pictures:
             placed = sequence.picture
-            # One that is not encoded waits for that (`worker.pictures`).
+            # One that is not encoded yet waits (`worker.pictures`).
             if sequence.holding is not None and placed is not None and placed.picture.embedding is not None:
                 most = min(count, sequence.until_checkpoint(sequence.computed))
                 yield from self._until_done(self._runner.prefill, [(sequence, most)])
 
     def _to_checkpoints(self, work: Work) -> list[Work]:
-        """Work in several parts, in each of which a sequence ends at its next checkpoint or before it. What
-        followers wait for comes last: they begin before more of it is read.
+        """Split work into several parts, so that in each a sequence ends at its next checkpoint or before it. What
+        comes after a leader's branch is not read yet: its followers begin first.
         """
         found: list[Work] = []
         for sequence, count in work:
@@ -213,17 +213,17 @@ class Executor:
                     found.append([])
                 found[turn].append((sequence, size))
                 computed += size
-                # The next batch of those that are read together has the adapters of all.
+                # Behind `adapted_from` the adapters differ, and a batch has one set: the rest waits for the next tick.
                 if computed in (end, sequence.branch, sequence.adapted_from):
                     break
         return found
 
     def _with_last_alone(self, work: Work) -> list[Work]:
-        """Work in batches: of a prompt that is read while nothing else runs, the last `LAST_TOKENS` are the last batch.
+        """Work in batches: if nothing else runs, the last `LAST_TOKENS` tokens of a prompt are a batch of their own.
 
-        Kernels sum in another order for another number of rows, so logits differ in their last bits. A prompt that is
-        in the cache computes these tokens alone; without this split one that is not would compute them with the rest,
-        and at a near tie have another answer.
+        Kernels sum in another order for another number of rows, so logits differ in their last bits. A cached prompt
+        computes these tokens alone; without this split an uncached one would compute them with the rest, and at a near
+        tie have another answer.
         """
         if len(work) != 1 or len(self._slots.active) != 1:
             return [work]
@@ -231,21 +231,21 @@ class Executor:
         if sequence.report is not None or count != sequence.uncomputed:
             return [work]
         if count - LAST_TOKENS < TILE_TOKENS <= count and sequence.computed > LAST_TOKENS:
-            # The batch before them fills its tile with tokens that are computed again, where there are any.
+            # The batch before the last fills its tile with tokens that are computed again, if there are any.
             sequence, count = self._begin_again(sequence, count + LAST_TOKENS)
         elif count == LAST_TOKENS + 1 and sequence.computed > 1:
-            # No row is computed alone, wherever the piece before it ended: that depends on how fast the machine is.
+            # No row is computed alone, wherever the piece before it ended, which depends on the machine's speed.
             sequence, count = self._begin_again(sequence, count + 1)
-            if count == LAST_TOKENS + 1:  # at a checkpoint it ends there each time
+            if count == LAST_TOKENS + 1:  # it was not cut back (at a checkpoint): it ends there each time
                 return [[(sequence, count)]]
         if count < LAST_TOKENS:
             return [[self._begin_again(sequence, max(count, min(LAST_TOKENS, len(sequence.tokens) - 1)))]]
         return [[(sequence, count - LAST_TOKENS)], [(sequence, LAST_TOKENS)]] if count > LAST_TOKENS else [work]
 
     def _begin_again(self, sequence: Sequence, count: int) -> tuple[Sequence, int]:
-        """Cut a sequence back, where more tokens are to be computed than are missing; what can be computed then.
+        """Cut a sequence back so that `count` tokens are uncomputed; returns it, and how many it can compute now.
 
-        Not one that stands at a checkpoint: that would be lost, and the same prompt, or the next turn, begins there.
+        Not one at a checkpoint, which would be lost: the same prompt, or the next turn, resumes there.
         """
         extra = count - sequence.uncomputed
         if (
@@ -260,7 +260,7 @@ class Executor:
         return sequence, min(count, sequence.uncomputed)
 
     def _mixed(self, tick: Tick, prefill: Work) -> Iterator[StepResults]:
-        """Decode rows and prefill in one batch, or in two where that cannot be."""
+        """Compute decode rows and prefill in one batch, or in two where that is impossible."""
         rows: Work = [(row, 1) for row in tick.decode if row.status is Status.DECODING]
         work = [*self._to_checkpoints(prefill)[0], *rows] if prefill else rows
         if rows and prefill and sum(count for _, count in work) <= self._context.n_batch and _is_plain(work):
@@ -273,7 +273,7 @@ class Executor:
             yield from self._prefill(prefill)
 
     def _until_done(self, compute: Callable[[Work], BatchOutcome], work: Work) -> Iterator[StepResults]:
-        """Compute `work`, and after a batch that fails what the retry ladder leaves of it."""
+        """Compute `work`; after a failed batch, what the retry ladder leaves of it."""
         while work:
             outcome = compute(work)
             if outcome.is_done:
@@ -284,7 +284,7 @@ class Executor:
             work = retry
 
     def _sampled(self, outcome: BatchOutcome) -> StepResults:
-        """The next tokens of the rows that have logits in the batch just computed."""
+        """Sample the rows that have logits in the batch just computed."""
         sequences, indices = list(outcome.ends), list(outcome.ends.values())
         if sequences:
             yield Result(sequences, self._runner.sampling.sample(sequences, indices), now_ms())
@@ -292,13 +292,13 @@ class Executor:
     # The retry ladder
 
     def _is_given_up(self, outcome: BatchOutcome) -> bool:
-        """Whether a batch that was aborted is not to be computed again."""
+        """Whether an aborted batch must not be retried."""
         return self._context.is_ended or outcome.is_cancelled
 
     def _failed(self, outcome: BatchOutcome, work: Work, retry: Work) -> Iterator[StepResults]:
-        """Deal with a batch that could not be computed; what to try instead is appended to `retry`.
+        """Handle a failed batch: append to `retry` what to compute instead.
 
-        A fault can have ended some of its sequences: those of a stride, in a step before.
+        Sequences that an exception ended in an earlier step of the stride are left out.
         """
         work = [row for row in work if row[0].holding is not None]
         if not work:
@@ -312,7 +312,7 @@ class Executor:
             yield from self._run_alone(self._put_back(work, outcome))
 
     def _with_less(self, work: Work) -> Work:
-        """What to try after `llama_decode` found no cells: evict cache, prefill less, then preempt the youngest."""
+        """Work to retry after `llama_decode` found no cells: evict cache, prefill less, then preempt the youngest."""
         self._metrics.kv_retries_total += 1
         if self._pool.drop_cache():
             return work
@@ -334,7 +334,7 @@ class Executor:
         return []
 
     def _run_alone(self, work: Work) -> Iterator[StepResults]:
-        """After a failed batch: run each row alone. One that fails again ends."""
+        """Compute each row of a failed batch alone. One that fails again ends."""
         for sequence, count in work:
             if sequence.status is Status.PREFILLING or count > 1:
                 is_read = sequence.status is Status.PREFILLING
@@ -353,13 +353,13 @@ class Executor:
                     self._slots.end(sequence, DecodeFailed(why))
 
     def _put_back(self, work: Work, outcome: BatchOutcome) -> Work:
-        """Put memory back as it was before a failed batch; what of it can be tried again."""
+        """Restore memory to the state before a failed batch. Returns the work that can be retried."""
         back = [row for row in work if self._cut_back(row[0], outcome)]
         self._restart_others([sequence for sequence, _ in work], outcome)
         return back
 
     def _restart_others(self, sequences: list[Sequence], outcome: BatchOutcome) -> None:
-        """After a batch of these that llama.cpp has broken off: states of others with a slot can have been moved."""
+        """Restart sequences outside of an aborted batch of `sequences` where llama.cpp can have moved their states."""
         if not outcome.are_others_lost:
             return
         for other in list(self._slots.active.values()):
@@ -367,7 +367,7 @@ class Executor:
                 self._slots.restart(other)
 
     def _cut_back(self, sequence: Sequence, outcome: BatchOutcome) -> bool:
-        """Remove what a failed batch can have left in memory. False where memory cannot be cut: then it is queued."""
+        """Remove what a failed batch can have left in memory. False if memory cannot be cut: it is queued again."""
         computed = outside(sequence.tokens, sequence.computed)
         if not outcome.is_state_lost and self._pool.truncate(sequence.slot, computed):
             sequence.cut_back(computed)
@@ -377,7 +377,7 @@ class Executor:
 
 
 def _is_plain(work: Work) -> bool:
-    """Whether each decode row has one token to compute, no prompt's logits are wanted, and none comes to a picture."""
+    """Whether rows have one token to compute each, no prompt's logits are read, and no prompt comes to a picture."""
     return all(
         sequence.uncomputed == 1
         if sequence.status is Status.DECODING
@@ -387,7 +387,7 @@ def _is_plain(work: Work) -> bool:
 
 
 def _turns(tick: Tick) -> Iterator[Tick]:
-    """The tick's decode rows, set of adapters by set, the one that was without a token for longest first."""
+    """The tick's decode rows by set of adapters, the row that was longest without a token first."""
     if not tick.has_sets:
         yield tick
         return
@@ -395,6 +395,6 @@ def _turns(tick: Tick) -> Iterator[Tick]:
     for row in sorted(tick.decode, key=lambda row: row.last_token_ms):
         by_set.setdefault(row.adapters, []).append(row)
     for rows in by_set.values():
-        # The turn before can have needed the cells of some.
+        # Retries of the turn before can have preempted some.
         if left := [row for row in rows if row.holding is not None]:
             yield attrs.evolve(tick, decode=left, has_sets=False)

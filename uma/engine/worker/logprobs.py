@@ -1,11 +1,10 @@
 """Log probabilities of tokens and of the likeliest ones, for all rows of a batch that ask for them at once.
 
-They are those of temperature 1, read from the logits before a bias, a grammar or a sampler changes them. A vocabulary's
-worth of numbers for each row is soon a megabyte: the arrays are kept from step to step, because allocating them costs
-more than the arithmetic.
+They are those of temperature 1, read from the logits before a bias, a grammar or a sampler changes them. The arrays are
+kept from step to step: they are soon megabytes, and allocating them costs more than the arithmetic.
 
-Why no simpler search (`argpartition` for each row): it took four times as long for 32 rows of 152,000 logits, 65 ms and
-not 16. Why no thread of its own: what it gained beside the next batch was under 5 % of a step.
+Not simply `argpartition` for each row: it took four times as long for 32 rows of 152,000 logits, 65 ms and not 16. Not
+in a thread of its own: that gained under 5 % of a step beside the next batch.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from uma.llama.vocab import Vocab
 from uma.types import Logprobs, TokenLogprob
 
 LEAST = -9999.0
-"""Log probability given for a probability of zero: JSON has no infinity."""
+"""Log probability that stands for a probability of zero: JSON has no infinity."""
 BLOCK = 64
-"""Tokens whose highest logit stands for all of them at first: the k likeliest tokens are in k blocks at most."""
+"""Tokens of a block, whose highest logit is compared first: the k likeliest tokens are in at most k blocks."""
 CACHED_LOGITS = 131_072
-"""Maximum logits that are added up in one pass, or one row: more, with their powers, do not fit a processor's cache."""
+"""Maximum logits, or else one row, that are added up in one pass: more do not fit a processor's cache."""
 
 Floats = npt.NDArray[np.float32]
 TokenIds = npt.NDArray[np.intp]
@@ -35,7 +34,7 @@ class LogprobReader:
     def __init__(self, n_vocab: int) -> None:
         self._n_vocab = n_vocab
         self._columns = n_vocab // BLOCK
-        """Blocks. Block b holds the tokens b, b + columns, b + 2 columns …: its highest is found by whole rows."""
+        """Number of blocks. Block b holds the tokens b, b + columns, b + 2 columns …: whole rows are compared."""
         self._offsets = self._columns * np.arange(BLOCK)
         self._rows_at_once = max(1, CACHED_LOGITS // n_vocab)
         self._powers: Floats = np.empty((self._rows_at_once, n_vocab), np.float32)
@@ -51,7 +50,7 @@ class LogprobReader:
         """Likeliest tokens of each row, the likeliest first."""
 
     def copied(self, logits: Floats, rows: Sequence[int]) -> Floats:
-        """A copy of these rows, for a caller that changes its own. The next call overwrites it."""
+        """A copy of these rows, for a caller that changes the logits. The next call overwrites it."""
         size = len(rows)
         if size > len(self._kept):
             self._kept = np.empty((size, self._n_vocab), np.float32)
@@ -59,8 +58,8 @@ class LogprobReader:
         return self._kept[:size]
 
     def read(self, logits: Floats, count: int) -> None:
-        """Take in all rows, and find the `count` likeliest tokens of each; of equals, the lower token first. The rows
-        must not change until the last call of `of` for them.
+        """Read all rows, and find the `count` likeliest tokens of each; of equals, the lower token first. The rows must
+        not change until the last call of `of` for them.
         """
         self._logits = logits
         size, whole = len(logits), self._columns * BLOCK
@@ -116,8 +115,8 @@ class LogprobReader:
         return ids, values
 
     def _find_top(self, count: int) -> None:
-        """Sort the few tokens that are as likely as the least of the `count` likeliest blocks: each of these blocks has
-        one, so the `count` likeliest are among them, with all that are as likely.
+        """Sort the few tokens that are at least as likely as the top of the `count`-th likeliest block: the `count`
+        likeliest blocks have one each, so the `count` likeliest tokens are among them, with all ties.
         """
         size = len(self._logits)
         if count == 0:
@@ -131,13 +130,13 @@ class LogprobReader:
         self._top_tokens, self._top_logits = tokens[best], logits[best]
 
     def _candidates(self, count: int) -> tuple[TokenIds, TokenIds, Floats]:
-        """Rows, tokens and logits, of each row those of the `count` likeliest tokens at least."""
+        """Rows, tokens and logits: of each row at least the `count` likeliest tokens."""
         whole, logits = self._columns * BLOCK, self._logits
         if self._columns <= count:
             rows, tokens = np.indices(logits.shape).reshape(2, -1)
             return rows, tokens, logits.ravel()
         least = np.partition(self._highest, -count, axis=1)[:, -count]
-        # Not-less instead of at-least: a logit that is no number must leave no row with too few.
+        # `not less` instead of `at least`: a NaN logit must leave no row with too few.
         rows, columns = np.nonzero(~(self._highest < least[:, None]))
         found = logits[rows[:, None], columns[:, None] + self._offsets]
         pairs, offsets = np.nonzero(~(found < least[rows, None]))
@@ -151,7 +150,7 @@ class LogprobReader:
 
 
 class Logprober:
-    """What `LogprobReader` reads, as the words of `uma.types`. Belongs to one thread."""
+    """What `LogprobReader` reads, in the types of `uma.types`. Belongs to one thread."""
 
     def __init__(self, vocab: Vocab) -> None:
         self._vocab = vocab
@@ -161,7 +160,7 @@ class Logprober:
         """Likeliest tokens of each row that was read."""
 
     def read(self, logits: Floats, counts: Sequence[int]) -> None:
-        """Take in these rows, each with so many of its likeliest tokens. They must not change until `of` was called."""
+        """Read these rows, each with so many of its likeliest tokens. They must not change until `of` was called."""
         self._reader.read(logits, max(counts, default=0))
         shown = self._vocab.shown
         self._likeliest = [

@@ -1,8 +1,8 @@
 """The decode thread: it owns the context, and turns plans into tokens.
 
-Each turn of its loop is one tick: take the commands that came in, ask the policy, compute, give the results to their
-readers, and go straight on. `llama_decode` runs without the GIL, so frames are written while it computes. No other
-thread touches the context, the pool or a submitted `Sequence`, but to read single numbers.
+Each turn of its loop is one tick: take commands, ask the policy for a plan, compute it, deliver the results, and go on
+at once. `llama_decode` runs without the GIL, so frames are written while it computes. No other thread touches the
+context, the pool or a submitted `Sequence`, except to read single numbers.
 
     commands.take() ─▶ policy.plan(state) ─▶ executor.run(tick) ─▶ output ─▶ outbox
 """
@@ -50,20 +50,20 @@ from uma.llama.projector import Projector
 from uma.metrics import EngineMetrics
 
 IDLE_SEC = 0.25
-"""Idle for this long, the thread takes snapshots of cached sequences: a follow-up comes sooner or much later."""
+"""Idle time (s) before cached sequences are copied to snapshots: a follow-up request comes sooner, or much later."""
 
 
 _log = logging.getLogger("uma.engine")
 
 
 def ended_by(fault: BaseException) -> InternalError:
-    """The error of every request after a fault that ends the engine."""
+    """The error of every request after an exception that ends the engine."""
     return InternalError(f"a fault ended the engine ({type(fault).__name__}: {fault})")
 
 
 @attrs.frozen(kw_only=True)
 class WorkerSettings:
-    """What a decode thread has of the configuration."""
+    """Settings of a decode thread."""
 
     max_active: int
     """Maximum sequences that run at once."""
@@ -79,7 +79,7 @@ class WorkerSettings:
 
 
 class DecodeWorker:
-    """The decode thread: `run`. What stands under "Any thread", and `commands`, can be used from any thread."""
+    """The decode thread: `run`. Methods under "Any thread", and `commands`, can be called from any thread."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class DecodeWorker:
         self._saves_at_end = settings.saves_at_end
         vocab = context.model.vocab
         self.totals = Totals()
-        """What its time went to. Any thread can read it."""
+        """Where its time went. Any thread can read it."""
         self._instruments = instruments = Instruments(metrics, self.totals)
         self.commands = Commands()
         self._outbox = Outbox(mailbox.post, waits=not context.returns_early)
@@ -135,16 +135,16 @@ class DecodeWorker:
         self._embedder = Embedder(scheduler.embeds, threads, metrics)
         self._reproducer = Reproducer(self._slots, threads, instruments)
         self._is_ahead = False
-        """Whether streams decoded ahead, in the last tick, of what is computed beside them."""
+        """Whether streams decoded ahead in the last tick, to cover work beside it."""
         self._is_stopping = False
         self._paused_until_ms = 0.0
         self.has_failed = False
-        """A fault has ended the thread. Any thread can read it."""
+        """Whether an exception has ended the thread. Any thread can read it."""
 
     # Any thread
 
     def stop(self) -> None:
-        """End everything with `ShuttingDown`, then the thread, in the middle of a batch if need be."""
+        """End everything with `ShuttingDown`, then the thread; a running batch is aborted."""
         self.commands.call(self._stop)
         self._context.request_abort()
         for drafter in self._guessing:
@@ -156,40 +156,40 @@ class DecodeWorker:
         self._is_stopping = True
 
     def pause(self, seconds: float) -> None:
-        """Compute nothing for so long from now on; 0: go on. Meanwhile what comes is taken, and cancels are obeyed."""
+        """Compute nothing for `seconds` from now on; 0: go on. Commands, cancels among them, are still taken."""
         until_ms = now_ms() + 1000 * seconds
         self.commands.call(lambda: setattr(self, "_paused_until_ms", until_ms))
 
     def yield_memory(self) -> None:
-        """Give half of the prefixes that are kept in host memory back to the system: those least worth."""
+        """Give half of the memory for cached prefixes back to the system: those that are worth least."""
         self.commands.call(self._pool.store.halve)
 
     @property
     def paused_sec(self) -> float:
-        """How long nothing is computed yet."""
+        """Seconds until the pause ends; 0: none."""
         return max(0.0, self._paused_until_ms - now_ms()) / 1000
 
     def record(self, recorder: Recorder | None) -> None:
-        """Give this recorder, from now on, a span of all that the thread does; None: no longer."""
+        """Send this recorder, from now on, a span of all that the thread does; None: no longer."""
         self._instruments.recorder = recorder
 
     def submit(self, sequence: Sequence) -> None:
         """Queue a sequence, without waking the thread: call `commands.wake` once for all that come in one burst."""
-        # Not a wakeup for each: the first of a burst was read alone then, and the others in the batch behind it.
+        # Not a wakeup for each: the first of a burst was then read alone, and the others in the batch behind it.
         self._runner.canceller.submitted(sequence)
         self.commands.add(lambda: self._take(sequence), lambda error: self._refuse(sequence, error))
 
     def cancel(self, sequence: Sequence) -> None:
-        """End a sequence with a `Finished` of reason `cancelled`, at this tick boundary, and in the middle of a batch
-        that computes nothing else. One that has ended is ignored.
+        """End a sequence with a `Finished` of reason `cancelled`, between two ticks, and abort a batch that computes
+        nothing else. One that has ended is ignored.
         """
         canceller = self._reproducer if sequence.is_reproducible else self._runner.canceller
         canceller.cancel(sequence)
         self._command(sequence, lambda: self._take_cancel(sequence))
 
     def credit(self, sequence: Sequence, events: int) -> None:
-        """Count that a sequence's reader has space for so many more events. A stride ends only for a parked sequence:
-        a running one has as much credit as its stride has steps.
+        """Add space for `events` more events at a sequence's reader. It ends a stride only for a parked sequence: a
+        running one has as much credit as its stride has steps.
         """
         is_parked = sequence.status is Status.PARKED
         self._command(sequence, lambda: self._slots.credit(sequence, events), ends_stride=is_parked)
@@ -199,7 +199,7 @@ class DecodeWorker:
         self._command(sequence, sequence.end_thinking)
 
     def _command(self, sequence: Sequence, act: Callable[[], object], *, ends_stride: bool = True) -> None:
-        """Post a command for one sequence, which alone ends where it fails; nothing once that has ended."""
+        """Post a command for one sequence. If it fails, only this sequence ends, or nothing if that has ended."""
 
         def fail(error: UmaError) -> None:
             if sequence in self._slots.all:
@@ -224,19 +224,19 @@ class DecodeWorker:
         self.commands.call(lambda: self._embedder.end(job), job.refuse)
 
     def preload(self, snapshot: Snapshot) -> None:
-        """Take in a snapshot that was read from disk. Without it its tokens are computed."""
+        """Take in a snapshot that was read from disk. Without it these tokens are computed."""
         self.commands.call(lambda: self._pool.store.add(snapshot), lambda _: None)
 
     def forget_adapters(self, number: int) -> None:
-        """Drop all prefixes of a set of LoRA adapters, of which nothing runs, before what is submitted next begins."""
+        """Drop all prefixes of a set of LoRA adapters that no sequence uses, before a later submission begins."""
         self.commands.call(lambda: self._pool.forget_adapters(number), lambda _: None)
 
     def count_known(self, tokens: array[int], answer: Callable[[int], None]) -> None:
-        """Call `answer`, on the decode thread, with how many of `tokens` need not be computed now."""
+        """Call `answer`, on the decode thread, with how many of `tokens` are cached or run already."""
         self.commands.call(lambda: answer(self._pool.known_tokens(tokens)), lambda _: answer(0))
 
     def probe(self, answer: Callable[[bool], None]) -> None:
-        """Call `answer`, on the decode thread, once a token was generated, or with False when none will be."""
+        """Call `answer`, on the decode thread, with True once a token was generated, or with False if none will be."""
         self.commands.call(lambda: self._probes.add(answer), lambda _: answer(False))
 
     def listen(self, listener: KvListener) -> None:
@@ -255,11 +255,11 @@ class DecodeWorker:
 
     @property
     def used_cells(self) -> int:
-        """KV cells that hold something now."""
+        """KV cells in use now."""
         return self._pool.used_cells
 
     def read_gauges(self) -> None:
-        """Bring the gauges of the metrics up to date. Each is one number, read as it is just now."""
+        """Update the gauges of the metrics. Each is a single number, read as it is at the moment."""
         metrics, pool = self._metrics, self._pool
         metrics.active_sequences = len(self._slots.active) + self._reproducer.running
         metrics.queued_requests = len(self._slots.all) - metrics.active_sequences
@@ -303,7 +303,7 @@ class DecodeWorker:
             self._outbox.flush()
 
     def _refuse(self, sequence: Sequence, error: UmaError) -> None:
-        """End a sequence that was submitted and not taken up, or in vain."""
+        """End a sequence whose submission was refused, or has failed."""
         if sequence in self._slots.all:
             self._slots.fail(sequence, error)
         else:
@@ -326,12 +326,12 @@ class DecodeWorker:
             self._runner.compute_threads.was_idle(now_ms() - began)
 
     def _obey_all(self) -> None:
-        """Obey what has come; while the engine is paused, do nothing else."""
+        """Obey all commands; while the engine is paused, do nothing else."""
         self._obey_waiting()
         while self.paused_sec and not self._is_stopping:
             self.totals.set_blocked_on(PAUSED, now_ms())
             self._outbox.flush()
-            self._probes.answer(is_alive=True)  # it would generate
+            self._probes.answer(is_alive=True)  # without the pause it would generate
             began = now_ms()
             self.commands.wait(self.paused_sec)
             self._runner.compute_threads.was_idle(now_ms() - began)
@@ -343,7 +343,7 @@ class DecodeWorker:
         for command in self.commands.take():
             try:
                 command.act()
-            # (A fault in `end_thinking` of one request ended the engine once.)
+            # (An exception in `end_thinking` of one request ended the engine once.)
             except Exception as fault:
                 if command.refuse is None:
                     raise
@@ -360,8 +360,8 @@ class DecodeWorker:
         return had_work
 
     def _tick(self, *, is_before_piece: bool = False) -> bool:
-        """Compute what the policy says; False if there was nothing to compute. Before a piece of a picture nothing is
-        read.
+        """Compute what the policy plans; False if there was nothing to compute. Before a piece of a picture no prompt
+        is read.
         """
         began, computing_ms = now_ms(), self._computing_ms
         tick, has_preempted = self._next_tick(began, self._encode_ms if is_before_piece else 0.0)
@@ -388,19 +388,19 @@ class DecodeWorker:
 
     @property
     def _computing_ms(self) -> float:
-        """Time in `llama_decode` until now."""
+        """Total time in `llama_decode`, until now."""
         return self._metrics.decode_ms.sum + self._metrics.draft_model_ms_total
 
     def _load(self) -> bool:
-        """Load a part of what a prompt begins with from a snapshot; False if there is none. All at once it held up
-        streams: 0.74 s for 516 MiB.
+        """Load a part of a prompt's beginning from a snapshot; False if there is none. In parts, because 516 MiB at
+        once held up streams for 0.74 s.
         """
         if self._slots.load_ms > self._scheduler.encode_ms:
             self._outbox.flush()  # it takes longer than any token can wait
         return self._slots.load()
 
     def _reproduce(self, *, is_alone: bool) -> bool:
-        """Compute a batch of the request that is computed apart; False if there was none to compute now."""
+        """Compute a batch of the reproducible request; False if there was none to compute now."""
         began = now_ms()
         step = self._reproducer.step(is_alone=is_alone)
         if step and (recorder := self._instruments.recorder) is not None:
@@ -412,7 +412,7 @@ class DecodeWorker:
         return bool(step)
 
     def _encode(self) -> bool:
-        """Encode a picture that a prompt has come to, in turn with all else; False if there is none."""
+        """Encode the next picture of a prompt, in turn with all else; False if there is none."""
         if self._encoder.next() is None:
             return False
         self._prepare_piece()
@@ -422,7 +422,7 @@ class DecodeWorker:
         return self.commands.is_called or now_ms() - began_ms >= self._scheduler.encode_ms
 
     def _between_pieces(self) -> bool:
-        """What the loop does in a turn, in the middle of a picture; False once the engine stops."""
+        """Do one turn of the loop, in the middle of a picture; False once the engine stops."""
         # Not a thread of its own: that would have compute threads of its own, and once a process has more of these
         # than there are cores, libgomp's barriers hardly spin, and decoding is slower.
         self._obey_all()
@@ -433,13 +433,13 @@ class DecodeWorker:
         return True
 
     def _prepare_piece(self) -> None:
-        """Have streams decode ahead of a piece of a picture, where the last tick has not done so for it alone."""
+        """Have streams decode ahead of a piece of a picture, unless the last tick did so for this piece alone."""
         if self._is_beside_others or not self._is_ahead:
             self._tick(is_before_piece=True)
         self._outbox.flush()  # a piece takes longer than any token can wait
 
     def _give(self, result: Result) -> None:
-        """Give a step's tokens to their readers. A fault in one row's sampling or text ends that sequence alone."""
+        """Deliver the tokens of a step. An exception in one row's sampling or text ends only that sequence."""
         for sequence, given in zip(result.sequences, result.given, strict=True):
             if isinstance(given, GrammarDelayedError):
                 self._park(sequence, given)
@@ -457,14 +457,14 @@ class DecodeWorker:
             self._probes.answer(is_alive=True)
 
     def _park(self, sequence: Sequence, delay: GrammarDelayedError) -> None:
-        """Take a row's slot until its grammar is compiled again; the others go on."""
+        """Take a row's slot until its grammar is compiled again; the other rows go on."""
         self._slots.park(sequence, now_ms())
         delay.renewed.add_done_callback(
             lambda _: self.commands.call(lambda: self._slots.credit(sequence, 0), lambda _: None)
         )
 
     def _next_tick(self, now: float, pause_ms: float) -> tuple[Tick, bool]:
-        """What to compute, and whether a sequence was preempted for it."""
+        """The next tick, and whether a sequence was preempted for it."""
         plan = self._plan(now, pause_ms)
         active = self._slots.active
         tick = Tick(
@@ -479,14 +479,14 @@ class DecodeWorker:
             if plan.prefill:
                 self._metrics.piece_lead_ms.observe(plan.lead_ms)
         if plan.is_decode_only or plan.steps > 1:
-            returns_early = self._context.returns_early  # then no token waits for the stride's end
+            returns_early = self._context.returns_early  # then no token waits for the end of the stride
             tick.hold_ms = math.inf if returns_early else min((row.hold_ms for row in tick.decode), default=0.0)
         tick.drafts = self._speculator.draft(tick.decode if plan.is_decode_only else [])
         return tick, bool(plan.preempt)
 
     def _plan(self, now: float, pause_ms: float) -> Plan:
-        """Admit what can start, ask the policy, and preempt as it says. Streams decode ahead of `pause_ms`, or of what
-        is computed beside them.
+        """Admit what can start, ask the policy for a plan, and preempt as it says. With `pause_ms`, or other work to
+        come after the tick, streams decode ahead of that.
         """
         slots = self._slots
         slots.admit(now)
@@ -501,9 +501,8 @@ class DecodeWorker:
 
     @property
     def _pause_beside_ms(self) -> float:
-        """Time for which streams wait after this tick because a prompt is read in a context of its own, a piece of a
-        picture is encoded, or a state loaded that has no parts: they decode ahead of that, unless a prompt of theirs is
-        to be read in this tick.
+        """Time of other work after this tick, for which streams decode ahead: a prompt in a context of its own, a piece
+        of a picture, or a state that is loaded in one part. 0 if this tick reads a prompt of theirs instead.
         """
         if (load_ms := self._slots.load_ms) > self._scheduler.encode_ms:
             return load_ms
@@ -519,16 +518,16 @@ class DecodeWorker:
 
     @property
     def _is_beside_others(self) -> bool:
-        """Whether something else than pictures is to be read or embedded, which a tick before a piece leaves out."""
+        """Whether something other than pictures is to be read or embedded, which a tick before a piece leaves out."""
         active = self._slots.active.values()
         waiting = (sequence for sequence in active if sequence.status is Status.PREFILLING)
         reads = any(not sequence.awaits_encoding and not sequence.is_loading for sequence in waiting)
         return reads or bool(self._embedder) or self._reproducer.running > 0
 
     def _rest(self) -> None:
-        """Wait for a command; when none comes for a while, use the time to take snapshots."""
+        """Wait for a command; if none comes for a while, use the time to take snapshots."""
         if self._slots.active and self._slots.wants_slot:
-            # All sequences with a slot are paused, and others wait for their slots.
+            # All sequences with a slot are paused, and others wait for slots.
             self.commands.wait(PATIENCE_MS / 1000)
             return
         idle_sec = IDLE_SEC
@@ -553,7 +552,7 @@ class DecodeWorker:
 
 @attrs.frozen
 class SequenceControl:
-    """One sequence's end of the inbox: `delivery.stream.Control`."""
+    """Commands for one sequence: `delivery.stream.Control`."""
 
     worker: DecodeWorker
     sequence: Sequence

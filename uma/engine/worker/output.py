@@ -1,4 +1,4 @@
-"""Turns sampled tokens into events: text for the reader, and the end of a request that ends by itself."""
+"""Turns sampled tokens into events: text for the reader, and the end of a request that ends by its tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from uma.types import Finished, FinishReason, Prompt, Token
 
 
 def steps_ahead(sequence: Sequence) -> float:
-    """Decode steps it can run before one of its tokens must be looked at."""
+    """Decode steps that the sequence can run before one of its tokens must be checked."""
     sampling = sequence.request.sampling
     return uniform_steps(
         generated=sequence.generated,
@@ -34,15 +34,15 @@ class Output:
         self._metrics = metrics
         self._outbox = outbox
         self.pace_ms = 0.0
-        """Minimum time between two tokens that a reader is given; 0: each as it comes. The plan in force says so."""
+        """Minimum time between two tokens at a reader, by the plan in force; 0: each is given as it comes."""
 
     def accept(self, sequence: Sequence, given: tuple[SampledToken, ...], now_ms: float) -> FinishReason | None:
-        """Give a step's tokens to the reader, in order. Returns why the request ends with one of them, if it does;
-        those after it are dropped.
+        """Give a step's tokens to the reader, in order. If the request ends with one of them, returns the reason, and
+        drops the tokens after it.
         """
         if sequence.report is not None:
             self._tell_prompt(sequence, sequence.report)
-        if sequence.max_tokens == 0:  # its prompt is all that was wanted
+        if sequence.max_tokens == 0:  # only its prompt was wanted
             return "length" if sequence.choice.labels is None else "stop"
         for sampled in given:
             reason = self._accept(sequence, sampled, now_ms)
@@ -99,7 +99,7 @@ class Output:
         sequence.spend_credit()
 
     def _tell_prompt(self, sequence: Sequence, report: PromptReport) -> None:
-        """Give the reader what it asked about its prompt, once all of that is known."""
+        """Give the reader the report about its prompt, once it is complete."""
         if report.is_reported or report.pending(sequence.prompt_tokens):
             return
         report.is_reported = True
@@ -111,9 +111,9 @@ class Output:
         return report.event(sequence.request.id, sequence.tokens[: sequence.prompt_tokens])
 
     def last_event(self, sequence: Sequence, reason: FinishReason, now_ms: float) -> Finished:
-        """The event that ends a request, after the text that was still held for it was given out.
+        """The event that ends a request, after text that was held back for it was given out.
 
-        A reader that has cancelled is not given it: the stream would count it as a token computed ahead.
+        A cancelled reader gets no such text: the stream would count it as a token computed ahead.
         """
         is_streamed, report, left_out = sequence.request.stream, sequence.report, sequence.account.left_out
         if report is not None:
@@ -139,7 +139,7 @@ class Output:
         )
 
     def _release_held(self, sequence: Sequence) -> None:
-        """Give out what was held for a character or stop string that never came. It is no token, and not counted."""
+        """Give out text held back for a character or stop string that never came. It does not count as a token."""
         held = sequence.answer.text.finish()
         if not held:
             return

@@ -1,9 +1,9 @@
 """Pictures on the decode thread: each is encoded once, in pieces, between which everything else goes on.
 
-A projector's pass takes from a fraction of a second to a minute. llama.cpp calls back between the nodes of its graph,
-and there, on the same thread, the loop turns until the readers of streams have tokens in hand for the next piece
-(`Scheduler.plan`, `pause_ms`). So no time of a picture has to be known before it is encoded. A GPU encodes a picture as
-one piece; how long that takes is learnt from the last one.
+A pass of a projector takes from a fraction of a second to a minute. llama.cpp calls back between the nodes of its
+graph, and there, on the same thread, the loop runs turns until the readers of streams have tokens for the time of the
+next piece (`Scheduler.plan`, `pause_ms`). So the time of a picture need not be known before it is encoded. A GPU
+encodes a picture in one piece, whose time is predicted by the last one's.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from uma.llama.projector import Picture, Projector
 
 
 class Encoder:
-    """Encodes the pictures that prompts have come to. Belongs to the decode thread."""
+    """Encodes the next pictures of prompts. Belongs to the decode thread."""
 
     def __init__(self, projector: Projector | None, slots: Slots, instruments: Instruments) -> None:
         self._projector = projector
         self._slots = slots
         self._instruments = instruments
         self._token_ms: dict[bool, float] = {}
-        """What the last picture took for each of its tokens, and the last sound; by whether it was one. Of a projector
-        that encodes them as one piece."""
+        """Time (ms) per token of the last picture (False) and of the last sound (True), of a projector that encodes in
+        one piece."""
         self._gave_way: Picture | None = None
-        """The picture whose pass gave way last: it is encoded from its start, and gives way no more."""
+        """The picture whose pass gave way last: it is encoded again from its start, and gives way no more."""
         self._began_ms = 0.0
-        """When the piece began that is computed."""
+        """When the running piece began."""
 
     def next(self) -> Sequence | None:
-        """The first sequence, by its deadline, that has come to a picture which is not encoded."""
+        """The sequence that is due first, by lane and deadline, among those whose next picture is not encoded."""
         if self._projector is None:
             return None
         ready = [sequence for sequence in self._slots.active.values() if sequence.awaits_encoding]
         return min(ready, key=lambda sequence: (-sequence.lane, sequence.due_ms), default=None)
 
     def pause_ms(self, piece_ms: float) -> float:
-        """Time for which streams wait for the next piece, where one is to take `piece_ms`; 0 where there is nothing to
+        """Time for which streams wait for the next piece, if one takes `piece_ms`; 0 where there is nothing to
         encode.
         """
         sequence = self.next()
@@ -53,11 +53,10 @@ class Encoder:
         return max(piece_ms, self._token_ms.get(picture.is_sound, 0.0) * picture.n_tokens)
 
     def step(self, is_over: Callable[[float], bool], between: Callable[[], bool]) -> bool:
-        """Encode one picture, or a piece of a sound; False where there is none. What cannot be encoded ends its
-        request.
+        """Encode one picture, or a piece of a sound; False if there is none. If it cannot be encoded, its request ends.
 
-        A piece goes on until `is_over`, which is given when it began. Then `between` is called; False: the engine
-        stops. Raises what `between` raises.
+        A piece goes on until `is_over`, which is called with the time of its begin. Then `between` is called; if it
+        returns False, the engine stops. Raises what `between` raises.
         """
         sequence = self.next()
         if sequence is None or self._projector is None or sequence.picture is None:
@@ -97,11 +96,11 @@ class Encoder:
             recorder.span(DECODE, "picture", self._began_ms, ended)
 
     def _gives_way(self, picture: Picture) -> bool:
-        """Whether a request of a higher lane waits for another picture. llama.cpp encodes one at a time, so that this
-        pass is thrown away.
+        """Whether a request of a higher lane waits for another picture. llama.cpp encodes one at a time, so this pass
+        is then thrown away.
         """
         head = self.next()
-        # Once: a pass cannot be gone on with, and one that gave way each time would never end.
+        # Once: a pass cannot be resumed, and one that gave way each time would never end.
         if head is None or picture is self._gave_way:
             return False
         lanes = [
@@ -115,6 +114,6 @@ class Encoder:
         return True
 
     def _is_wanted(self, picture: Picture) -> bool:
-        """Whether a sequence still waits for it: its requests can have been cancelled meanwhile."""
+        """Whether a sequence still waits for the picture: its requests can have been cancelled meanwhile."""
         placed = (sequence.picture for sequence in self._slots.active.values())
         return any(waiting is not None and waiting.picture is picture for waiting in placed)

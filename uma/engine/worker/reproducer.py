@@ -1,9 +1,9 @@
 """Requests whose answer depends on nothing but themselves (`SamplingParams.reproducible`), in a context of their own.
 
-llama.cpp's sums have other last bits with another number of rows in a batch, with other compute threads, and with other
-cells; at a near tie of two tokens the text goes another way. So here one request is computed at a time, in an empty
-context of one sequence, in batches that begin at the same tokens each time, and without cache or drafts. The number of
-threads follows what other programs leave where no sum depends on it: without flash attention.
+The last bits of llama.cpp's sums differ with the number of rows in a batch, with the number of compute threads, and
+with the cells; at a near tie of two tokens the text changes. So here one request is computed at a time, in an empty
+context of one sequence, in batches that begin at the same tokens each time, without cache or drafts. The number of
+threads follows the load of other programs only where no sum depends on it: without flash attention.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from uma.llama.batch import Batch
 from uma.llama.context import ABORTED, DONE, Context
 
 MAX_ASIDE_BYTES = 256 * 2**20
-"""Maximum memory of requests that were put aside: without a bound, readers that do not read could take all there is."""
+"""Maximum memory of requests that were put aside: without a bound, readers that do not read could fill all of it."""
 
 
 class Reproduced(NamedTuple):
-    """Result of a batch of a reproducible request: its token, and when it was there."""
+    """Token that a batch of a reproducible request gave, and when."""
 
     sequence: Sequence
     given: RowResult
@@ -44,7 +44,7 @@ class Reproducer:
     """
 
     def __init__(self, slots: Slots, threads: Callable[[], int], instruments: Instruments) -> None:
-        """`threads`: how many of them compute beside other programs now."""
+        """`threads` gives the number of compute threads beside other programs, now."""
         self._slots = slots
         self._threads = threads
         self.turns = IsolatedTurns()
@@ -54,11 +54,11 @@ class Reproducer:
         self._waiting: dict[Sequence, bytes | None] = {}
         """Waiting sequences in order of arrival, each with its memory if a part of it is computed."""
         self._current: Sequence | None = None
-        """The one that the context has."""
+        """The sequence whose tokens the context holds."""
         self._kept_start: SharedStart | None = None
-        """The only one whose memory is kept."""
+        """The one shared start whose memory is kept."""
         self._piece_ms = 0.0
-        """What the last piece of a prompt took."""
+        """Time of the last piece of a prompt."""
 
     @property
     def running(self) -> int:
@@ -67,8 +67,8 @@ class Reproducer:
 
     @property
     def pause_ms(self) -> float:
-        """Expected time of the next batch where that is a piece of a prompt, for which the streams of others wait; as
-        long as none was computed, and where the next batch is a decode step, 0.
+        """Expected time of the next batch if it is a piece of a prompt, for which other streams wait; 0 before the
+        first one, and for a decode step.
         """
         is_reading = self._current.status is Status.PREFILLING if self._current is not None else bool(self._waiting)
         return self._piece_ms if is_reading else 0.0
@@ -86,12 +86,12 @@ class Reproducer:
             self._context.request_abort()
 
     def cancel(self, sequence: Sequence) -> None:
-        """A request is cancelled, and its command follows: a batch of it is aborted. Any thread."""
+        """Note that a request is cancelled, and abort a batch of it; its command follows. Any thread."""
         if self._canceller is not None:
             self._canceller.cancel(sequence)
 
     def cancel_taken(self, sequence: Sequence) -> None:
-        """Note that the cancelled request's command has come: its batch needs no abort any more."""
+        """Note that the cancel's command was taken: no batch of the request needs an abort any more."""
         if self._canceller is not None:
             self._canceller.cancel_taken(sequence)
 
@@ -101,12 +101,12 @@ class Reproducer:
             self._sampling.close()
 
     def add(self, sequence: Sequence) -> None:
-        """Take a request on, whose context is attached."""
+        """Add a request; its context is attached already."""
         self._waiting[sequence] = None
 
     def step(self, *, is_alone: bool) -> Reproduced | bool:
-        """Compute one batch if a request has its turn, which it has always where it `is_alone`. Returns what
-        the batch gave its request, True where that is nothing yet, and False where nothing was computed.
+        """Compute one batch if a request has its turn, which it always has if it `is_alone`. Returns the token of the
+        batch, True if it gave none, and False if nothing was computed.
         """
         sequence, context = self._take_turn(), self._context
         if sequence is None or context is None:
@@ -114,7 +114,7 @@ class Reproducer:
         if not is_alone and not self.turns.has_turn(sequence.lane, self._slots.active.values()):
             return False
         left = sequence.prompt_tokens - sequence.computed
-        # Behind the prompt one by one, as they were sampled: one that lost the context computes them again.
+        # Behind the prompt one token a batch, as they were sampled: also where they are computed again.
         count = min(left, context.n_batch - sequence.computed % context.n_batch) if left > 0 else 1
         if sequence.computed < sequence.adapted_from:
             count = min(count, sequence.adapted_from - sequence.computed)
@@ -126,8 +126,8 @@ class Reproducer:
             return True
 
     def _take_turn(self) -> Sequence | None:
-        """The request that is computed next: the current one until it ends or its reader is behind, then the first in
-        the order of prompts: by lane, by what its client has had, and by its deadline.
+        """The request to compute next: the current one until it ends or its reader is behind, then the first in prefill
+        order (`order.in_order`).
         """
         if self._context is None:
             return None
@@ -146,7 +146,7 @@ class Reproducer:
         return self._current
 
     def _put_aside(self, sequence: Sequence) -> None:
-        """Leave the context to another. What cannot be kept is computed again, in the same batches."""
+        """Leave the context to another request. Memory that cannot be kept is computed again, in the same batches."""
         assert self._context is not None
         kept = self._context.state_get(0) if self._can_put_aside(sequence) else None
         if kept is None:
@@ -154,8 +154,8 @@ class Reproducer:
         self._waiting[sequence] = kept
 
     def _can_put_aside(self, sequence: Sequence) -> bool:
-        """Whether it comes back as it was, and there is memory for it. Behind a window's end it would not: llama.cpp
-        writes what the window has, and puts it into other cells.
+        """Whether its memory can be restored exactly, and kept. Beyond a window's size it cannot: llama.cpp writes only
+        the window, and restores it into other cells.
         """
         assert self._context is not None
         if 0 < self._context.model.shape.window_tokens < sequence.computed:
@@ -176,7 +176,7 @@ class Reproducer:
             self._context.state_set(0, kept)
 
     def _keep_start(self, sequence: Sequence) -> None:
-        """Keep the last whole batch's memory of what other prompts of its decision begin with, too."""
+        """Keep the memory of the last whole batch in the decision's shared start, for its other prompts."""
         start, context = _start_of(sequence), self._context
         if start is None or start.memory is not None or context is None or sequence.adapted_from:
             return
@@ -199,7 +199,7 @@ class Reproducer:
         if context.model.adapters:
             context.use_adapters(sequence.adapters.scaled)
         batch.clear()
-        has_logits = first + count >= sequence.prompt_tokens  # also where it is computed again, so that it is the same
+        has_logits = first + count >= sequence.prompt_tokens  # also when it is computed again: the same batches
         index = batch.add(sequence.tokens[first : first + count], first, 0, last_logits=has_logits)
         self._sampling.prepare([sequence] if is_whole else [])
         began_ms = now_ms()

@@ -1,7 +1,7 @@
-"""Batches: filled from sequences, computed by llama.cpp, and booked.
+"""Batches: filled from sequences, computed by llama.cpp, and booked (counted in pool, accounts and metrics).
 
-Decode rows and prefill are batches of their own, or a decode step and a piece of the prompts are one (`prefill`). With
-split KV they never are: llama.cpp takes such a batch apart.
+Decode rows and prefill are separate batches, or a decode step and a piece of the prompts are one (`prefill`). With
+split KV they are always separate: llama.cpp would compute such a batch in parts.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from uma.llama.projector import Projector
 from uma.metrics import EngineMetrics
 
 Work = list[tuple[Sequence, int]]
-"""What a batch computes: sequences, each with the number of its tokens."""
+"""Work of a batch: sequences, each with the number of its tokens."""
 Computed = Rows[tuple[Sequence, Rows[int]]]
-"""What a batch has computed: sequences, each with its tokens that are in memory now."""
+"""Sequences of a computed batch, each with those of its tokens that are in memory now."""
 
 MAX_READ_BYTES = 32 * 2**20
-"""Maximum logits of prompt tokens that one batch computes: llama.cpp keeps so much memory from then on."""
+"""Maximum bytes of logits of prompt tokens in one batch: llama.cpp keeps that much memory from then on."""
 
 
 class DecodeStep(NamedTuple):
-    """A batch of decode rows that was computed."""
+    """One computed batch of decode rows."""
 
     given: list[RowResult]
-    """The next tokens of each row."""
+    """Next tokens of each row."""
     at_ms: float
     """When they were known."""
     took_ms: float
@@ -59,20 +59,20 @@ class DecodeStep(NamedTuple):
 
 
 class BatchOutcome(NamedTuple):
-    """Outcome of a batch: computed, failed, aborted or cancelled, and what of the memory is known after it."""
+    """Outcome of a batch: computed, failed, aborted or cancelled, and which states in memory are known after it."""
 
     code: int
-    """llama.cpp's answer (`Context.decode`)."""
+    """llama.cpp's code (`Context.decode`)."""
     took_ms: float
     is_cancelled: bool = False
-    """All its requests were cancelled, or gave way, so that it was aborted: none of it is to be tried again now."""
+    """Whether it was aborted because all its requests were cancelled or gave way: it must not be retried now."""
     is_state_lost: bool = False
-    """llama.cpp has broken it off: states of its sequences are not known."""
+    """Whether llama.cpp broke it off: the states of its sequences are not known."""
     are_others_lost: bool = False
-    """States of sequences beside it are not known either: of several in a batch llama.cpp moves them together, and with
-    that others."""
+    """Whether states of other sequences are not known either: for a batch of several, llama.cpp moves all their states,
+    and others with them."""
     ends: Mapping[Sequence, int] = MappingProxyType({})
-    """The sequences that have logits, with their indices. None where the batch failed."""
+    """Sequences that have logits, with their indices; empty where the batch failed."""
 
     @property
     def is_done(self) -> bool:
@@ -84,16 +84,16 @@ class VerifiedDrafts(NamedTuple):
     """Rows whose drafts were verified, and their next tokens."""
 
     outcome: BatchOutcome
-    """That of the last batch."""
+    """Outcome of the last batch."""
     sequences: list[Sequence]
-    """Rows of the batches before one that failed."""
+    """Rows of the batches that were computed."""
     given: list[RowResult]
     """Their next tokens."""
     at_ms: float
 
 
 class DecodeSteps:
-    """Steps of a stride, to be gone through once; `outcome` is that of the last batch, known after them."""
+    """Steps of a stride, to be iterated once; afterwards `outcome` is that of the last batch."""
 
     outcome: BatchOutcome
 
@@ -105,7 +105,7 @@ class DecodeSteps:
 
 
 class ModelRunner:
-    """Computes the rows that it is given. The policy chooses them; the executor deals with a batch that fails.
+    """Computes given rows. The policy chooses them; the executor handles a batch that fails.
 
     Belongs to the decode thread. A stride ends early where `commands.is_called`.
     """
@@ -134,34 +134,34 @@ class ModelRunner:
         self.compute_threads = ComputeThreads(context, self._metrics)
         self.stall_watch = StallWatch(context, is_able=pool.cells.survives_abort)
         self._threads = 0
-        """Compute threads of the batch that is prepared."""
+        """Compute threads of the prepared batch."""
         self.should_end_stride: Callable[[list[Sequence], list[int]], bool] | None = None
-        """Told of the tokens of each step of a stride that goes on; whether a draft is the better way."""
+        """Called with the tokens of each step of a stride: whether to end it, because a draft is faster."""
         self._batch = Batch(context.n_batch)
         self.decode_ms = math.inf
-        """What the last batch of decode rows took: the next takes about as long."""
+        """Time of the last batch of decode rows, which predicts the next."""
         self._adapters = NO_ADAPTERS
-        """LoRA adapters of the last batch. All sequences of a batch have the same."""
+        """LoRA adapters of the last batch: all sequences of a batch have the same."""
         self._code = DONE
-        """llama.cpp's answer to the batch that was begun."""
+        """llama.cpp's code for the batch that was begun."""
         self._is_state_lost = self._are_others_lost = False
-        """Whether llama.cpp has broken that batch off: see `BatchOutcome`."""
+        """Whether llama.cpp broke that batch off: see `BatchOutcome`."""
         self.began_ms = 0.0
         """When the last batch went to llama.cpp."""
 
     @property
     def is_called(self) -> bool:
-        """A command has come that waits for the decode thread."""
+        """Whether a command has come that waits for the decode thread."""
         return self._commands.is_called
 
     def decode(self, sequences: list[Sequence], stride: Stride) -> DecodeSteps:
-        """A token for each row, step after step: the batches of nearly every tick, so they take the shortest path.
+        """Give each row a token, step after step: the batches of nearly every tick, so they take the shortest path.
 
         Ends with the stride, with the end of a row's text, when a command calls, before a buffered event is late, or
-        where a draft can go on faster. The caller must book each step (`book_step`) and accept its tokens, in the order
-        in which this method leaves `sequences`, before it does anything else: on a GPU step by step, for the next batch
-        is being computed when a step is yielded; on a CPU all of them at the end, for a batch's weights go through
-        every cache, so that between two batches each line of code comes from memory again.
+        where a draft is faster. The caller must book each step (`book_step`) and accept its tokens, in the order in
+        which this method leaves `sequences`, before it does anything else. On a GPU it does so step by step: the next
+        batch is being computed when a step is yielded. On a CPU it does so for all steps at the end: a batch's weights
+        evict everything from the caches, so code that runs between two batches is slow.
         """
         return DecodeSteps(self._steps(sequences, stride))
 
@@ -177,7 +177,7 @@ class ModelRunner:
             [sequence.slot.seq_id for sequence in sequences],
         )
         returns_early = self._context.returns_early
-        # Last of all: the readers that this wakes run while llama.cpp computes.
+        # Last of all: the readers that it wakes run while llama.cpp computes.
         self._outbox.flush_due(now_ms() + (self.decode_ms if returns_early else stride.lasts_ms(self.decode_ms)))
         count, last_ms = 0, math.inf if returns_early else self._outbox.due_ms
         ids = [sequence.request.id for sequence in sequences]
@@ -205,12 +205,12 @@ class ModelRunner:
             if returns_early:
                 self._outbox.flush_due(now_ms() + self.decode_ms)
                 if any(sequence.holding is None for sequence in sequences):
-                    # A fault has ended one; the batch that is being computed is the last that has a row of it.
+                    # An exception has ended one: the batch that is being computed is the last with a row of it.
                     last_ms = -math.inf
 
     def _tokens_to_go_on_with(self, sequences: list[Sequence], given: list[RowResult]) -> list[int]:
-        """The next token of each row; none where the batch cannot go on with a row that has a fault, several tokens or
-        an end, or where a draft is the better way.
+        """Next token of each row; empty where the batch cannot continue with a row, because of an exception, several
+        tokens or an end, or where a draft is faster.
         """
         tokens = [row[0].token for row in given if isinstance(row, tuple) and len(row) == 1 and not row[0].is_end]
         if len(tokens) < len(given) or not self._context.model.vocab.eog.isdisjoint(tokens):
@@ -218,14 +218,14 @@ class ModelRunner:
         return [] if self.should_end_stride is not None and self.should_end_stride(sequences, tokens) else tokens
 
     def book_step(self, sequences: list[Sequence], step: DecodeStep) -> None:
-        """Book a step of `decode`, before its tokens are accepted. The cost model observes the last of a stride."""
+        """Book a step of `decode`, before its tokens are accepted. The cost model observes a stride's last step."""
         self.decode_ms = step.took_ms
         self._book([(sequence, sequence.tokens[-1:]) for sequence in sequences], step.took_ms)
         if step.is_last:
             self._cost.observe_decode(len(sequences), self._pool.used_cells, step.took_ms)
 
     def _book(self, rows: Computed, took_ms: float, *, size: int = 0) -> None:
-        """Book a batch (`book`), and its tokens that are in memory now."""
+        """Book a batch (`book`), and add its tokens to the pool."""
         for sequence, computed in rows:
             if sequence.status is Status.PREFILLING or len(computed) > 1:
                 self._pool.extend(sequence.slot, computed)
@@ -237,18 +237,18 @@ class ModelRunner:
                 self._pool.checkpoints.take(sequence.slot.tip, sequence.slot.seq_id)
 
     def prefill(self, work: Work) -> BatchOutcome:
-        """Pieces of prompts, and perhaps a decode step with them (a mixed batch), computed and booked. What is computed
-        to its end has logits.
+        """Compute and book pieces of prompts, and possibly a decode step with them (a mixed batch). A sequence whose
+        last token is computed has logits.
 
         A piece of a prompt whose logits are read (`split_pending`) comes alone, and so does a picture. The cost model
-        is not told of them.
+        does not observe them.
         """
         if (placed := work[0][0].picture) is not None:
             return self._read_picture(*work[0], placed)
         is_reported = any(reads_logits(sequence) for sequence, _ in work)
         rows = [sequence.computed for sequence, _ in work if sequence.status is Status.DECODING]
         tokens, cells = sum(count for _, count in work) - len(rows), self._pool.used_cells
-        if not tokens:  # what a retry has left of a mixed batch
+        if not tokens:  # the rest of a mixed batch that is retried
             return self.decode_several(work)
         position = self._position(work, tokens, rows)
         expected_ms = (
@@ -264,9 +264,7 @@ class ModelRunner:
         return outcome
 
     def _read_picture(self, sequence: Sequence, count: int, placed: PlacedPicture) -> BatchOutcome:
-        """A picture that is encoded, computed and booked; or so many of its parts as `count` has tokens for, at least
-        one.
-        """
+        """Compute and book an encoded picture, or as many of its parts as `count` tokens hold, at least one."""
         assert self._projector is not None
         position, seq_id = sequence.next_position, sequence.slot.seq_id
         start, end = placed.run.start, placed.run.end
@@ -288,12 +286,12 @@ class ModelRunner:
 
     @property
     def _attends_all(self) -> bool:
-        """Whether attention takes time with the cells of all sequences: see `policy.Targets.attends_all`."""
+        """Whether attention takes time with all cells in use: see `policy.Targets.attends_all`."""
         return self._context.params.flash_attn == "off" and not self._pool.cells.is_split
 
     def _position(self, work: Work, tokens: int, rows: list[int]) -> float:
-        """Tokens that each of `tokens` of prompts attends to, on the average, with decode rows that stand at `rows`: as
-        `policy` plans with it.
+        """Mean number of tokens that each of the `tokens` prompt tokens attends to, beside decode rows at the positions
+        `rows`: as the policy plans with it.
         """
         if self._attends_all:
             return self._pool.used_cells
@@ -301,16 +299,16 @@ class ModelRunner:
         return mixed_position(position / tokens, tokens, rows) if rows else position / tokens
 
     def decode_several(self, work: Work) -> BatchOutcome:
-        """Decode rows that have more than one token to compute: those that were given several in one step.
+        """Decode rows that have more than one token to compute, because they were given several in one step.
 
-        Computed and booked like `prefill`, but the cost model does not learn: rows of unequal length say nothing about
-        the usual ones.
+        Computed and booked like `prefill`, but not observed by the cost model: rows of unequal length do not predict
+        usual ones.
         """
         return self._extend(work, sum(count for _, count in work))
 
     def verify(self, drafts: Drafts) -> VerifiedDrafts:
-        """A row's last token and its draft, for each row: the tokens that the row would have been given without a
-        draft, as many as can be known. Booked, and memory behind them is cut off. Ends with a batch that fails.
+        """Verify each row's last token and draft: the row gets the tokens that it would get without a draft, as many as
+        are known. They are booked, and the memory behind them is cut off. Ends with a batch that fails.
         """
         rows, drafting, spent_ms = drafts
         tokens = sum(1 + len(draft) for _, draft in rows)
@@ -333,16 +331,16 @@ class ModelRunner:
         return VerifiedDrafts(outcome, [sequence for sequence, _ in verified], given, now_ms())
 
     def _cut_together(self, rows: list[Draft]) -> Iterator[list[Draft]]:
-        """Rows as batches that llama.cpp computes in one piece (a ubatch), where they have a state.
+        """Rows in batches that llama.cpp computes in one ubatch each, where they have a state.
 
-        It takes rows of unequal length apart, and each piece can move the states of rows outside of it: but not those
-        of their last tokens, which a draft is cut off with. Once it is cut off, a state is moved as it should be.
+        llama.cpp splits rows of unequal length, and each ubatch can move states of rows outside of it, but not the
+        saved ones from which a draft is cut off. After the cut, states are moved correctly.
         """
         if not self._context.rolled_back:
             yield rows
             return
-        # Rows of one length, each batch cut off before the next: cut off behind all of them, a draft went back to
-        # another sequence's state now and then, and the text was another.
+        # Not all cut off at the end: a draft was then cut back to another sequence's state now and then, and the text
+        # was another.
         for length, group in groupby(sorted(rows, key=_draft_length), _draft_length):
             equal, most = list(group), max(1, self._context.n_ubatch // (1 + length))
             for start in range(0, len(equal), most):
@@ -362,7 +360,7 @@ class ModelRunner:
         self._cost.observe_decode(tokens, self._pool.used_cells, took_ms)
         given = self.sampling.verify(rows)
         self._record("verify", took_ms, [sequence.request.id for sequence in sequences], now_ms())
-        # The last token that is given has to be computed next, also where it ends a draft that held to its end.
+        # The last token that is given must be computed next, even if it ends a draft that was accepted to its end.
         held = [
             draft[: min(_agreed(draft, result), len(result) - 1)] if isinstance(result, tuple) else []
             for (_, draft), result in zip(rows, given, strict=True)
@@ -380,7 +378,7 @@ class ModelRunner:
         return outcome, given
 
     def probe(self) -> bool:
-        """Compute and sample one token by itself. False where there is no KV cell or sequence id for it now."""
+        """Compute and sample one token of its own. False if there is no KV cell or sequence id for it now."""
         seq_id = self._pool.borrow_id()
         if seq_id is None:
             return False
@@ -425,7 +423,7 @@ class ModelRunner:
         return outcome._replace(ends=ends)
 
     def _record(self, name: str, took_ms: float, rows: list[str], sampled_ms: float | None = None) -> None:
-        """Record the spans of the batch just computed; `sampled_ms`: the time behind it until then chose tokens."""
+        """Record the spans of the batch just computed; tokens were chosen until `sampled_ms`."""
         ended_ms = self.began_ms + took_ms
         if sampled_ms is not None:
             self._totals.sample_ms += sampled_ms - ended_ms
@@ -435,22 +433,22 @@ class ModelRunner:
                 recorder.span(DECODE, "sample", ended_ms, sampled_ms)
 
     def split_pending(self, work: Work) -> list[Work]:
-        """Work as batches of their own: what is computed together, then each prompt whose logits are wanted,
-        as far as one batch can hold them.
+        """Split work into batches: one for all that can be computed together, then one for each prompt whose logits are
+        read, as far as a batch can hold them.
         """
         together = [(sequence, count) for sequence, count in work if not sequence.logprobs_pending]
         alone = [[(sequence, self._piece(sequence, count))] for sequence, count in work if sequence.logprobs_pending]
         return [*self.in_one_ubatch(together), *alone]
 
     def in_one_ubatch(self, work: Work) -> list[Work]:
-        """Work as batches that llama.cpp computes whole: with split KV it takes rows of unequal length apart, which
-        a sliding window does not survive (`sizing.context_params`).
+        """Work in batches that llama.cpp computes whole: with split KV it takes rows of unequal length apart, which a
+        sliding window does not survive (`sizing.context_params`).
         """
         is_taken_apart = self._pool.cells.is_split and self._context.model.shape.memory == "sliding-window"
         return [[row] for row in work] if is_taken_apart else [work]
 
     def _piece(self, sequence: Sequence, count: int) -> int:
-        """Tokens of the prompt, at most `count`, that are computed next; all of them with logits, or none."""
+        """Number of next prompt tokens to compute, at most `count`: all of them with logits, or none."""
         report = sequence.report
         assert report is not None
         if not reads_logits(sequence):
@@ -459,7 +457,7 @@ class ModelRunner:
         return min(count, most, sequence.logprobs_pending)
 
     def _read_prompt(self, sequence: Sequence, count: int) -> None:
-        """Take the log probabilities of the tokens that follow those just computed."""
+        """Read the log probabilities of the prompt tokens that follow those just computed."""
         report, first = sequence.report, sequence.computed + 1
         assert report is not None
         assert report.count is not None
@@ -475,15 +473,15 @@ class ModelRunner:
     ) -> BatchOutcome:
         """Compute the batch of `sequences`. `sampled` have logits.
 
-        `ABORTED` is the answer to a batch that takes far longer than expected because its threads wait for cores, and
-        to one whose requests are all cancelled. `decode` computes what is no batch of tokens.
+        The code is `ABORTED` where a batch takes far longer than predicted because its threads wait for cores, and
+        where all its requests are cancelled. `decode` computes what is no batch of tokens.
         """
         self._prepare(sampled, drafts)
         self._begin(sequences, expected_ms, decode)
         return self._wait()
 
     def _prepare(self, sampled: list[Sequence], drafts: list[list[int]] | None = None) -> None:
-        """Choose the compute threads of the next batch, and start computing what constrains its tokens."""
+        """Set the compute threads of the next batch, and start computing what constrains its tokens."""
         self._threads = self.compute_threads.before_batch()
         self.sampling.prepare(sampled, drafts)
         self._cost.use(self._threads)
@@ -496,13 +494,13 @@ class ModelRunner:
             self._adapters = sequences[0].adapters
             self._context.use_adapters(self._adapters.scaled)
         self._code = (decode or partial(self._context.begin, self._batch))() if is_begun else ABORTED
-        # (Where drafts can be cut off, llama.cpp believes that it can do so with whatever it has broken off.)
+        # (With states kept for drafts, llama.cpp takes a broken-off batch for one that can be rolled back as well.)
         is_broken = self._code == ABORTED or (self._context.rolled_back > 0 and self._code < INVALID_BATCH)
         self._is_state_lost = is_begun and is_broken and not self._pool.cells.survives_abort
         self._are_others_lost = self._is_state_lost and len(sequences) > 1
 
     def _wait(self) -> BatchOutcome:
-        """What became of the batch that was begun, once it is over."""
+        """Outcome of the batch that was begun, when it is over."""
         self._context.wait()
         is_stalled, is_cancelled = self.stall_watch.end(), self.canceller.end()
         took_ms = now_ms() - self.began_ms
@@ -521,8 +519,8 @@ class ModelRunner:
 class Probes:
     """Health probes that wait for their answer: whether a token really comes out of the engine.
 
-    The next token that any sequence samples answers them; where none is decoding, one token is computed for them,
-    between two ticks, in a sequence id that is empty again afterwards. Belongs to the decode thread.
+    The next token of any sequence answers them. If none is decoding, one token is computed for them, between two ticks,
+    in a sequence id that is empty again afterwards. Belongs to the decode thread.
     """
 
     def __init__(self, runner: ModelRunner, metrics: EngineMetrics) -> None:
@@ -531,16 +529,16 @@ class Probes:
         self.waiting: list[Callable[[bool], None]] = []
 
     def add(self, answer: Callable[[bool], None]) -> None:
-        """Take a probe on; `answer` is called with whether a token was generated."""
+        """Add a probe; `answer` is called with whether a token was generated."""
         self.waiting.append(answer)
 
     def run(self) -> None:
-        """Compute a token for the probes that wait. Without a free KV cell they wait for a sequence's token."""
+        """Compute a token for the waiting probes. Without a free KV cell they wait for a sequence's token."""
         if self._runner.probe():
             self.answer(is_alive=True)
 
     def answer(self, *, is_alive: bool) -> None:
-        """A token was generated, or none will be any more."""
+        """Answer all probes: a token was generated, or none will be any more."""
         waiting, self.waiting = self.waiting, []
         self._metrics.health_probes_total += len(waiting)
         for answer in waiting:
@@ -548,8 +546,8 @@ class Probes:
 
 
 def book(instruments: Instruments, rows: Work, took_ms: float, *, size: int = 0, is_isolated: bool = False) -> None:
-    """Book a batch of any kind, of `size` tokens where that is more than stay in memory: its time is its requests', and
-    its tokens are computed. Prompts that were read to their ends decode from now on.
+    """Book a batch of any kind, of `size` tokens if not all stay in memory: count its time for its requests, and its
+    tokens. Prompts that were read to their ends decode from now on.
     """
     metrics, totals = instruments.metrics, instruments.totals
     totals.cpu_waits.sample(now_ms(), SAMPLE_MS)
@@ -572,7 +570,7 @@ def book(instruments: Instruments, rows: Work, took_ms: float, *, size: int = 0,
 
 
 def reads_logits(sequence: Sequence) -> bool:
-    """Whether the logits of the prompt tokens that it computes next are read for its report."""
+    """Whether the logits of its next prompt tokens are read for its report."""
     report = sequence.report
     return report is not None and sequence.computed == report.read and sequence.logprobs_pending > 0
 
@@ -582,5 +580,5 @@ def _draft_length(draft: Draft) -> int:
 
 
 def _agreed(draft: list[int], given: tuple[SampledToken, ...]) -> int:
-    """Drafted tokens that are the ones that the row was given."""
+    """Number of drafted tokens that the row was given."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1].token, zip(draft, given, strict=False)))

@@ -1,8 +1,8 @@
-"""A small model as a drafter: it goes on with each row's text for some tokens, which the target then verifies at once.
+"""A small model as a drafter: it continues each row's text for some tokens, which the target verifies in one batch.
 
-It has a context of its own on the decode thread. Its KV memory is kept in step with each row by comparing tokens: what
-the row was given otherwise than guessed is cut off, what is missing is read with the next guess. Guesses that were not
-verified stay good for as long as the row's own tokens agree with them.
+It has a context of its own on the decode thread. Its KV memory is kept in step with each row by comparing tokens:
+tokens that the row did not get are cut off, and missing ones are read with the next draft. Drafted tokens that were not
+verified stay valid as long as the row's own tokens agree with them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from uma.llama.vocab import Vocab
 from uma.metrics import EngineMetrics
 
 NEAR_TOKENS = 16
-"""Maximum tokens that are read together with a guess; more are read before it, in pieces that keep readers supplied."""
+"""Maximum tokens that are read together with a draft; more are read before it, in pieces that keep readers supplied."""
 GAIN_SHARE = 0.3
 """Usual gain of a draft, as a share of a token's time."""
 
@@ -39,24 +39,24 @@ class _DraftContext(GuessedText):
 
     seq_id: int = attrs.field(kw_only=True)
     held: array[int] = attrs.field(factory=lambda: array("i"))
-    """Tokens whose KV is in memory: the row's, then perhaps guessed ones."""
+    """Tokens whose KV is in memory: the row's, then possibly guessed ones."""
 
 
 _Draft = GuessInProgress[_DraftContext]
 
 
 def _uncomputed(draft: _Draft) -> int:
-    """Tokens of the row and of the guess that the small model has not read."""
+    """Tokens of the row and of its draft that the small model has not read."""
     return len(draft.sequence.tokens) + draft.ahead - len(draft.text.held)
 
 
 def _missing(sequence: Sequence, text: _DraftContext | None) -> int:
-    """Tokens of a row that the small model has not read. At least the last one: its logits are the next guess."""
+    """Tokens of a row that the small model has not read: at least the last one, whose logits give the next guess."""
     return len(sequence.tokens) - (len(text.held) if text is not None else 0)
 
 
 class ModelDrafter(GuessingDrafter[_DraftContext]):
-    """A `Drafter` that has a small model guess."""
+    """A `Drafter` that lets a small model guess."""
 
     def __init__(self, context: Context, target: Vocab, threads: Callable[[], int], metrics: EngineMetrics) -> None:
         super().__init__(context, target, threads, metrics)
@@ -64,11 +64,11 @@ class ModelDrafter(GuessingDrafter[_DraftContext]):
         self._free_ids = list(range(context.n_seq_max))
 
     def expected(self, sequence: Sequence, most: int) -> Rows[float]:
-        """None behind a picture, which the small model has no embeddings of; else see `GuessingDrafter.expected`."""
+        """See `GuessingDrafter.expected`. None behind a picture, of which the small model has no embeddings."""
         return () if sequence.pictures else super().expected(sequence, most)
 
     def guess(self, rows: Rows[tuple[Sequence, int]], plain_ms: float, within_ms: float) -> list[Guess]:
-        """Read what is missing of each text, then guess."""
+        """Read what is missing of each text, then draft."""
         self._drop_ended()
         sequences = [sequence for sequence, _ in rows]
         for sequence in sequences:
@@ -87,7 +87,7 @@ class ModelDrafter(GuessingDrafter[_DraftContext]):
         return sum(len(text.held) for text in self._texts.values())
 
     def _catch_up(self, sequence: Sequence, text: _DraftContext) -> None:
-        """Compare with what the row was given since, and cut off what it was not given."""
+        """Compare with the row's new tokens, and cut off what disagrees with them."""
         agreed = min(text.known, len(text.held))  # guesses stand only behind these
         text.compare(sequence.tokens)
         ahead = [*sequence.tokens[agreed : len(text.held)], *text.guess]
@@ -101,7 +101,7 @@ class ModelDrafter(GuessingDrafter[_DraftContext]):
             del text.held[length:]
 
     def _has_place(self, sequence: Sequence, count: int, rows: Rows[Sequence]) -> bool:
-        """Whether so many more tokens of a row can be read. Texts of rows that do not decode now give way."""
+        """Whether `count` more tokens of a row fit. For them, texts of rows that do not decode now are dropped."""
         needed = count + NEAR_TOKENS * (1 + len(rows))
         idle = [other for other in self._texts if other not in rows]
         while idle and not (self._used_cells + needed <= self._context.n_ctx and self._has_id(sequence)):
@@ -124,10 +124,10 @@ class ModelDrafter(GuessingDrafter[_DraftContext]):
     # Computing
 
     def _follow(self, sequence: Sequence, rows: Rows[Sequence], plain_ms: float, within_ms: float) -> float:
-        """Read what is missing of a text, as far as it is worth it and time allows: the milliseconds that it took.
+        """Read what is missing of a text, as far as time allows; returns the milliseconds that it took.
 
-        It is worth it once drafts could have saved as much as it takes (the ski rental rule): a request that ends
-        after some tokens is not read for them.
+        A text is read once drafts could have saved as much as reading it takes (the ski rental rule): for a request
+        that ends after some tokens nothing is read.
         """
         text = self._texts.get(sequence)
         missing = _missing(sequence, text)
@@ -147,7 +147,7 @@ class ModelDrafter(GuessingDrafter[_DraftContext]):
         return took_ms
 
     def _piece(self, missing: int, held: int, within_ms: float) -> int:
-        """Tokens of a text that are read in one tick."""
+        """Number of a text's next tokens to read in this tick."""
         most = min(missing, self._batch.capacity)
         if not self._cost.knows_prefill:
             return min(most, TILE_TOKENS)
@@ -168,7 +168,7 @@ class ModelDrafter(GuessingDrafter[_DraftContext]):
 
     def _step(self, drafts: list[_Draft]) -> list[_Draft]:
         for draft in drafts:
-            # A text that ends with a token that is no guess is computed from that token on too: it gives the logits.
+            # A text that does not end with a guess is computed from its last token on again, for the logits.
             self._cut(draft.text, len(draft.sequence.tokens) + draft.ahead - 1)
         left, fitting = min(self._context.n_ctx - self._used_cells, self._batch.capacity), list[_Draft]()
         for draft in drafts:
@@ -178,7 +178,7 @@ class ModelDrafter(GuessingDrafter[_DraftContext]):
         return self._compute(fitting) if fitting else []
 
     def _compute(self, drafts: list[_Draft]) -> list[_Draft]:
-        """One more token for each of these guesses, in one batch. Empty where that failed."""
+        """Compute one more token for each draft, in one batch. Empty if that failed."""
         fed = []
         self._batch.clear()
         for draft in drafts:
@@ -195,14 +195,14 @@ class ModelDrafter(GuessingDrafter[_DraftContext]):
         return self._choose_all(drafts, partial(self._context.decode, self._batch), keep)
 
     def _grammar_of(self, sequence: Sequence, text: _DraftContext) -> GrammarState | None:
-        """A row's grammar behind its guess so far, which is cut where the grammar does not allow it."""
+        """State of a row's grammar behind its draft. What the grammar does not allow is cut off the draft."""
         if sequence.choice.grammar is None:
             return None
         allowed = sequence.choice.grammar.common(text.guess) if text.guess else 0
         text.forget(allowed)
         self._catch_up(sequence, text)
         fork = sequence.choice.grammar.fork(renews=False)
-        with suppress(UmaError):  # it became too complex: from here on it allows no token
+        with suppress(UmaError):  # it became too complex: the fork allows no token from here on
             for token in text.guess:
                 fork.accept(token)
         return fork

@@ -1,7 +1,7 @@
 """Drafts: guessed tokens that are verified together with a row's last token in one batch.
 
-The target's own sampler decides at every position, so a draft changes nothing but the time. Drafters guess; the policy
-says how much of each guess is worth its time. Belongs to the decode thread.
+The target's own sampler decides at every position, so a draft changes only the time. Drafters guess; the policy says
+how much of each draft is worth verifying. Belongs to the decode thread.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from uma.metrics import EngineMetrics
 _log = logging.getLogger("uma.engine")
 
 READ_SHARE = 0.5
-"""Share of the time that a batch leaves between two tokens in which a drafter can read texts."""
+"""Share of the time left between two tokens, after the batch, in which a drafter can read texts."""
 
 
 class Draft(NamedTuple):
-    """A row, and what is guessed to come behind its last token: possibly nothing."""
+    """A row, and its draft, which can be empty."""
 
     sequence: Sequence
     tokens: list[int]
 
 
 class Drafts(NamedTuple):
-    """What to verify in one batch, and what the policy expects of it."""
+    """Drafts to verify in one batch, and what the policy expects of it."""
 
     rows: list[Draft]
     drafting: Drafting
     spent_ms: float = 0.0
-    """What guessing took."""
+    """Time (ms) that guessing took."""
 
 
 class Speculator:
-    """Drafts for the decode rows of one engine. `always` verifies every guess in full, whatever it costs: it is there
-    to test and to measure with.
+    """Drafts for the decode rows of one engine. `always` verifies every draft in full, whatever it costs, for tests and
+    measurements.
     """
 
     def __init__(
@@ -62,20 +62,20 @@ class Speculator:
         self._pool = pool
         self._n_batch = context.n_batch
         self._most = context.rolled_back or RULES.max_draft
-        """Drafted tokens of a row."""
+        """Maximum drafted tokens of a row."""
         self._mode = mode
         self._drafters = drafters
-        """A row is drafted for by the one of whose guess most tokens can be expected to hold, of equals the first."""
+        """Drafters; each row uses the one with the most tokens expected to be accepted, of equals the first."""
         self._metrics = metrics
         self.fault = ""
-        """Why nothing is drafted any more; empty where no drafter had a fault. Any thread can read it."""
+        """Why drafts are off; empty where no drafter has failed. Any thread can read it."""
         self._can_pay_now = False
-        """Drafts could pay for the rows of this tick."""
+        """Whether drafts could pay for the rows of this tick."""
 
     def draft(self, rows: Rows[Sequence]) -> Drafts | None:
-        """What to verify with the next token of these decode rows; None where plain steps are expected to be faster.
+        """Drafts to verify with the next tokens of these decode rows; None where plain steps are expected to be faster.
 
-        A fault turns drafts off.
+        An exception in a drafter turns drafts off.
         """
         try:
             return self._draft(rows)
@@ -104,16 +104,16 @@ class Speculator:
         drafting = self._choose(rows, guessed, free, 0.0)
         spent_ms = now_ms() - began if self._step_ms(drafters) else 0.0
         if drafting is None:
-            self._count_in_vain([row for row, guess in zip(rows, guesses, strict=True) if guess.tokens], spent_ms)
+            self._count_wasted([row for row, guess in zip(rows, guesses, strict=True) if guess.tokens], spent_ms)
             return None
         parts = zip(rows, guesses, drafting.lengths, strict=True)
         return Drafts([Draft(row, guess.tokens[:length]) for row, guess, length in parts], drafting, spent_ms)
 
     def should_end_stride(self, rows: Rows[Sequence], tokens: Rows[int]) -> bool:
-        """Whether a draft is worth ending a stride that has given each row a token."""
+        """Whether to end a stride that has given each row a token, because a draft would be faster."""
         if not self._can_pay_now:
             return False
-        # The next tick catches up with the rows behind the first such row.
+        # `any` ends at the first such row; the next tick catches up with the tokens of the rows behind it.
         pairs = zip(rows, tokens, strict=True)
         try:
             return any(drafter.on_token(row, token) for row, token in pairs for drafter in self._drafters)
@@ -122,10 +122,10 @@ class Speculator:
             return False
 
     def _is_possible(self, rows: Rows[Sequence]) -> bool:
-        # With a buffer of KV for each sequence llama.cpp computes only rows of equal length together.
+        # With split KV llama.cpp computes only rows of equal length together.
         if not rows or (self._pool.cells.is_split and len(rows) > 1):
             return False
-        # What a draft takes could make another row wait.
+        # Cells for drafts must not be missing for another row.
         if self._pool.free_cells < MAX_TOKENS * len(rows):
             return False
         return all(sequence.uncomputed == 1 and not sequence.choice.forced for sequence in rows)
@@ -135,7 +135,7 @@ class Speculator:
         return self._mode == "always" or self._policy.can_pay(len(rows), self._pool.used_cells, target_ms)
 
     def _expected(self, rows: Rows[Sequence], room: int) -> tuple[list[Drafter | None], list[Rows[float]]]:
-        """Which drafter guesses for each row, and the probabilities to be expected."""
+        """The drafter of each row, and the probabilities that it expects."""
         drafters: list[Drafter | None] = []
         probabilities: list[Rows[float]] = []
         for sequence in rows:
@@ -150,13 +150,13 @@ class Speculator:
         return drafters, probabilities
 
     def _step_ms(self, drafters: Rows[Drafter | None]) -> float:
-        """Time that a token more for each row takes to guess."""
+        """Time to guess one more token for each row."""
         return sum(drafter.step_ms(drafters.count(drafter)) for drafter in self._drafters if drafter in drafters)
 
     def _choose(
         self, rows: Rows[Sequence], probabilities: Rows[Rows[float]], free: int, step_ms: float
     ) -> Drafting | None:
-        """How many tokens of each row's guess are worth their time; None: of none."""
+        """How many tokens of each row's draft are worth their time; None: no drafts."""
         if not any(probabilities):
             return None
         cells = self._pool.used_cells
@@ -167,7 +167,7 @@ class Speculator:
         return self._policy.choose(candidates, cells, free, step_ms=step_ms)
 
     def _guess(self, rows: Rows[Sequence], drafters: Rows[Drafter | None], wanted: Drafting) -> list[Guess]:
-        """A guess of the wanted length, or a shorter one, for each row."""
+        """A draft of the wanted length, or a shorter one, for each row."""
         guesses = [NOTHING] * len(rows)
         for drafter in self._drafters:
             own = [index for index, chosen in enumerate(drafters) if chosen is drafter and wanted.lengths[index]]
@@ -180,14 +180,14 @@ class Speculator:
         return guesses
 
     def _terms(self, rows: Rows[Sequence], wanted: Drafting) -> tuple[float, float]:
-        """What a row's token takes without drafts, and how long a drafter can read a text that is new to it."""
+        """Time of a row's token without drafts, and how long a drafter can read a text that it has not read."""
         if self._mode == "always":
             return math.inf, math.inf
         target_ms = min(row.target_tbt_ms for row in rows)
         return wanted.plain_ms, READ_SHARE * (target_ms - wanted.batch_ms)
 
-    def _count_in_vain(self, rows: Rows[Sequence], took_ms: float) -> None:
-        """Count time for which nothing was verified. All rows have waited for it."""
+    def _count_wasted(self, rows: Rows[Sequence], took_ms: float) -> None:
+        """Count time after which no draft was verified: every row has waited for it."""
         if took_ms:
             self._metrics.draft_saved_ms_total -= took_ms * len(rows)
             for row in rows:
@@ -195,6 +195,6 @@ class Speculator:
 
 
 def _most(sequence: Sequence, room: int) -> int:
-    """Maximum tokens of a draft, as far as the row's bounds allow."""
+    """Maximum tokens of a draft, by the limits of the row."""
     most = min(room, sequence.left_tokens - 1)
     return min(most, sequence.credits - 1) if sequence.request.stream else most
