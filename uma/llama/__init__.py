@@ -1,5 +1,5 @@
-"""The only package that touches llama.cpp: owners for what it allocates, and its errors in plain words.
+"""The only package that uses llama.cpp: owners of what it allocates, and its errors in plain words.
 
-`Model` reads a file, `Context` computes, `Batch` carries tokens in, `Sampler` chooses tokens out. Each frees what it
-owns when its `with` block is left. Nothing here knows of requests, sockets or Trio.
+`Model` reads a file, `Context` computes, `Batch` has the tokens to compute, `Sampler` chooses tokens. Each frees its
+memory at the end of its `with` block. Nothing here knows of requests, sockets or Trio.
 """

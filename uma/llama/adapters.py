@@ -1,8 +1,8 @@
-"""LoRA adapters: files of small matrices, pairs of which are added to a model's weights.
+"""LoRA adapters: files with pairs of small matrices that are added to a model's weights.
 
-llama.cpp's loader compares two dimensions of each pair, and believes the rest: a pair with a wrong number of experts is
-read out of bounds, and others end the process by an assertion, in the loader or in the graph. So a file is checked
-against the tensors of the model's own files first.
+llama.cpp's loader checks two dimensions of each pair, and trusts the rest: a pair with a wrong number of experts is
+read out of bounds, and other errors end the process by an assertion, in the loader or in the graph. So a file is first
+checked against the tensors of the model's own files.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ from uma.llama import header
 from uma.llama.log import LOG
 
 TYPES = ("f32", "f16", "bf16", "q8_0")
-"""Types of an adapter's matrices: those that llama.cpp's converter writes."""
+"""Types that an adapter's matrices can have: those that llama.cpp's converter writes."""
 ALPHA = "adapter.lora.alpha"
 INVOCATION = "adapter.alora.invocation_tokens"
 EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
 _KINDS = {"general.type": STRING, "general.architecture": STRING, "adapter.type": STRING, ALPHA: FLOAT32}
-"""`gguf_type` of each key that llama.cpp reads, which asserts it."""
+"""`gguf_type` of each key that llama.cpp reads, and asserts the type of."""
 
 
 @attrs.frozen
 class Adapter:
-    """A LoRA adapter that is loaded with a model, and lasts as long."""
+    """A LoRA adapter of a loaded model. Freed with the model."""
 
     name: str
     path: Path
     scale: float
-    """Scale where a request names none."""
+    """Scale of requests that name none."""
     pointer: Any
-    """llama.cpp's."""
+    """llama.cpp's pointer."""
     digest: str
-    """Digest of its file, for keys of caches."""
+    """Hash of its file, for keys of caches."""
     pairs: int
-    """Matrices of the model that it changes."""
+    """Number of the model's matrices that it changes."""
     invocation: tuple[int, ...] = ()
-    """Tokens of a prompt from which on it is used (aLoRA); empty: it is from the first one on."""
+    """Tokens of a prompt from which on it is active (aLoRA); empty: from the first token on."""
 
 
 def load(model: int, parts: Iterable[Path], path: Path, name: str, scale: float) -> Adapter:
-    """Check a file, and load it with the model of this handle and these files, before any context of it is made:
-    contexts count the nodes of their graphs then. Raises `ModelError`.
+    """Check an adapter's file, and load it for the model with this handle and these files. Must come before any context
+    of the model: contexts count the nodes of their graphs when they are made. Raises `ModelError`.
     """
     pairs = check(path, parts)
     mark = LOG.mark
@@ -69,8 +69,8 @@ def load(model: int, parts: Iterable[Path], path: Path, name: str, scale: float)
 
 
 def check(path: Path, parts: Iterable[Path]) -> int:
-    """Raise `ModelError`, naming the file and the reason, where it is no LoRA adapter of the model with these files;
-    else how many of the model's matrices it changes.
+    """Number of the model's matrices that the adapter in this file changes. Raises `ModelError`, naming the file and
+    the reason, where it is not an adapter of the model with these files.
     """
     header.read(path)
     reader, models = header.whole_header(path), [header.whole_header(part) for part in parts]
@@ -82,7 +82,7 @@ def check(path: Path, parts: Iterable[Path]) -> int:
         weight, _, side = tensor.name.rpartition(".")
         if side in ("lora_a", "lora_b"):
             pairs.setdefault(weight, {})[side] = tensor
-        elif not tensor.name.endswith("_norm.weight"):  # which llama.cpp leaves out
+        elif not tensor.name.endswith("_norm.weight"):  # llama.cpp ignores these
             _refuse(path, f"tensor {show(tensor.name)} is neither .lora_a nor .lora_b")
     if not pairs:
         _refuse(path, "it has no pair of .lora_a and .lora_b")
@@ -93,7 +93,7 @@ def check(path: Path, parts: Iterable[Path]) -> int:
 
 
 def _key_problem(reader: HeaderReader, architecture: object) -> str:
-    """What is wrong with the keys of an adapter of a model of this architecture; empty: nothing."""
+    """What is wrong with an adapter's keys, for a model of this architecture; empty: nothing."""
     metadata = reader.metadata
     for key, kind in _KINDS.items():
         if reader.kinds.get(key, kind) != kind:
@@ -111,7 +111,7 @@ def _key_problem(reader: HeaderReader, architecture: object) -> str:
 
 
 def _problem(name: str, pair: dict[str, Tensor], weights: dict[str, Tensor]) -> str:
-    """What is wrong with the pair of a weight; empty: nothing."""
+    """What is wrong with the pair for one weight; empty: nothing."""
     weight = weights.get(name)
     if weight is None:
         return "the model has no such tensor"
@@ -125,7 +125,7 @@ def _problem(name: str, pair: dict[str, Tensor], weights: dict[str, Tensor]) -> 
     columns, rows, *experts = weight.shape
     a, b = (_four(pair[side].shape) for side in ("lora_a", "lora_b"))
     if name.endswith(EMBEDDING):
-        # Where it is the output's matrix too, llama.cpp's graph takes the pair for that as it stands, and asserts.
+        # Where it is also the output matrix, llama.cpp's graph uses the pair for both, and an assertion fails.
         if name != EMBEDDING or OUTPUT not in weights:
             return "an adapter of this tensor is unsupported"
         rank = a[0]

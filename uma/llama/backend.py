@@ -1,6 +1,6 @@
-"""llama.cpp's process-wide start: its backends (CPU, GPU) are found once, before the first file is read.
+"""Process-wide start of llama.cpp: its backends (CPU, GPU) are found once, before the first file is read.
 
-It is never taken down: the library's own teardown only frees tables that another engine in this process can be using.
+It is never shut down: the library's own shutdown only frees tables that another engine in this process can be using.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _lock = threading.Lock()
 _started = threading.Event()
 
 SYS_CPU = Path("/sys/devices/system/cpu")
-"""Linux: what kind of CPUs there are."""
+"""Linux's description of the CPUs."""
 FAST_CAPACITY = 0.7
-"""Minimum capacity of a core to compute with it, as a share of the fastest core's."""
+"""Minimum capacity of a core that is used for computing, as a fraction of the fastest core's."""
 
 MAX_SEQUENCES: int = lib.llama_max_parallel_sequences()
-"""Most sequence ids of one context: a constant of the library."""
+"""Maximum sequence ids of one context: a constant of the library."""
 
 
 def start() -> None:
-    """Make llama.cpp ready, and its log ours. Any thread, any number of times."""
+    """Initialise llama.cpp, and redirect its log. Any thread, any number of times."""
     with _lock:
         if not _started.is_set():
             log.install()
@@ -38,38 +38,38 @@ def start() -> None:
 
 
 def has_gpu() -> bool:
-    """Whether llama.cpp has found something else than CPUs to compute with. Starts llama.cpp."""
+    """Whether llama.cpp has found a device other than CPUs. Starts llama.cpp."""
     start()
     return bool(lib.llama_supports_gpu_offload())
 
 
 def core_count(root: Path = cgroup.ROOT) -> int:
-    """Compute threads to begin with: one for each core that this process can use and that its quota pays for whole.
+    """Initial number of compute threads: one for each core that this process can use and its CPU quota fully covers.
 
-    With more threads than the quota pays for, all of them stop in each period while the others wait at a barrier.
+    With more threads than the quota covers, all of them are stopped in each period while the others wait at a barrier.
     """
     return max(1, min(compute_cores(affinity()), int(available_cores(root))))
 
 
 def affinity() -> frozenset[int]:
-    """The CPUs that this process can run on, hardware threads counted singly."""
+    """CPUs that this process can run on; hardware threads count singly."""
     if sys.platform == "linux":
         return frozenset(os.sched_getaffinity(0))
     return frozenset(range(os.cpu_count() or 1))
 
 
 def available_cores(root: Path = cgroup.ROOT) -> float:
-    """CPUs this process can use at the same time: its affinity, or its control groups' quota where that is less."""
+    """CPUs that this process can use at once: its affinity, or its control groups' quota where that is lower."""
     return max(0.1, min(len(affinity()), cgroup.cpu_quota(root)))
 
 
 @lru_cache(maxsize=8)
 def compute_cores(cpus: frozenset[int], sysfs: Path = SYS_CPU) -> int:
-    """How many threads compute fastest on these CPUs while nothing else runs there.
+    """Number of threads that compute fastest on these CPUs while nothing else runs there.
 
-    One for each physical core, because hardware threads of a core share its arithmetic units; and of a hybrid processor
-    only its fast cores, because at each barrier they would wait for the slow ones. All CPUs count where the system does
-    not describe them.
+    One for each physical core, because the hardware threads of a core share its arithmetic units; on a hybrid processor
+    only for its fast cores, because they would wait for the slow ones at each barrier. All CPUs count where the system
+    does not describe them.
     """
     fast = cpus & _fast_cpus(cpus, sysfs) or cpus
     cores = {_physical_core(cpu, sysfs) for cpu in fast}
@@ -84,7 +84,9 @@ def _physical_core(cpu: int, sysfs: Path) -> str:
 
 
 def _fast_cpus(cpus: frozenset[int], sysfs: Path) -> frozenset[int]:
-    """The cores of the fast kind: as Intel's hybrid processors list them, or by the capacity that Arm's state."""
+    """CPUs of the fast kind, from Linux's list for Intel's hybrid processors, or by the capacity that it states for
+    Arm's.
+    """
     try:
         return _cpu_list((sysfs.parent.parent / "cpu_core" / "cpus").read_text())
     except (OSError, ValueError):
@@ -100,7 +102,7 @@ def _fast_cpus(cpus: frozenset[int], sysfs: Path) -> frozenset[int]:
 
 
 def _cpu_list(text: str) -> frozenset[int]:
-    """`0-3,8` as the kernel writes it."""
+    """Parse the kernel's notation of CPUs: `0-3,8`."""
     cpus: set[int] = set()
     for part in text.strip().split(","):
         first, _, last = part.partition("-")

@@ -1,6 +1,6 @@
-"""What one `llama_decode` call computes, in memory that is laid out once and filled by slices.
+"""Input of one `llama_decode` call, in memory that is allocated once and filled by slices.
 
-A tick fills the same arrays again and again; adding rows costs one assignment an array, not one a token.
+Every tick fills the same arrays, so adding rows costs one assignment for each array, not one for each token.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ Tokens = Sequence[int] | npt.NDArray[np.int32]
 
 
 class EmbeddingBatch:
-    """Embeddings of tokens of one sequence, in the place of these, without logits."""
+    """Embeddings in the place of tokens, for one sequence and without logits."""
 
     def __init__(self, embeddings: npt.NDArray[np.float32], positions: npt.NDArray[np.int32], seq_id: int) -> None:
-        """`embeddings` is `[tokens, figures]`, row by row, and read in place, as `positions` are: `[tokens]`, or with
-        M-RoPE `[4, tokens]`, all in a row.
+        """`embeddings` has the shape `[tokens, figures]`. `positions` has `[tokens]`, or with M-RoPE a flat `[4,
+        tokens]`. Both are read in place.
         """
         self.n_tokens = len(embeddings)
         self._embeddings = embeddings
@@ -35,10 +35,10 @@ class EmbeddingBatch:
 
 
 class Batch:
-    """Up to `capacity` tokens, each with its sequence and position, and a mark where logits are wanted.
+    """Up to `capacity` tokens, each with its sequence, its position, and a flag for computing its logits.
 
-    Row `i` of `Context.logits` belongs to the `i`-th marked token, in the order they were added. Belongs to one thread
-    at a time. Adding more than fits raises `ValueError` and adds nothing.
+    Row `i` of `Context.logits` belongs to the `i`-th flagged token, in the order of adding. Belongs to one thread at a
+    time. Adding too many tokens raises `ValueError` and adds none.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -55,7 +55,7 @@ class Batch:
         self._token_cells, self._pos_cells = self.token.data, self.pos.data
         self._seq_id_cells, self._output_cells = self.seq_id.data, self.output.data
         self._n_seq_id = np.ones(capacity, np.int32)
-        # llama.cpp takes a list of sequences for each token; ours have one each, so the lists are cells of `seq_id`.
+        # llama.cpp wants a list of sequences for each token. Each has one item here: a cell of `seq_id`.
         self._seq_lists = self.seq_id.ctypes.data + self.seq_id.itemsize * np.arange(capacity, dtype=np.uintp)
         self.struct = _struct(self.pos, self._n_seq_id, self._seq_lists, self.output)
         self.struct.token = self.token.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
@@ -66,10 +66,11 @@ class Batch:
         self.n_outputs = 0
 
     def add(self, tokens: Tokens, first_pos: int, seq_id: int, *, last_logits: bool, all_logits: bool = False) -> int:
-        """Add consecutive tokens of one sequence, the first at `first_pos`. Returns the last one's index in the batch.
+        """Add consecutive tokens of one sequence, the first at `first_pos`. Returns the index of the last one in the
+        batch.
 
-        With `last_logits` the last token's logits are computed; they are row `n_outputs - 1` at that moment. With
-        `all_logits` those of every token are.
+        `last_logits` computes the logits of the last token, which are row `n_outputs - 1` at that moment; `all_logits`
+        those of every token.
         """
         start, stop = self._room_for(len(tokens))
         self.token[start:stop] = tokens
@@ -85,7 +86,9 @@ class Batch:
         return stop - 1
 
     def add_decode(self, tokens: Tokens, positions: Tokens, seq_ids: Tokens) -> int:
-        """Add one token for each of several sequences, all with logits. Returns the first one's index in the batch."""
+        """Add one token for each of several sequences, all with logits. Returns the index of the first one in the
+        batch.
+        """
         start, stop = self._room_for(len(tokens))
         self._token_cells[start:stop] = array("i", tokens)
         self._pos_cells[start:stop] = array("i", positions)
@@ -96,7 +99,7 @@ class Batch:
         return start
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """After `add_decode`: the same rows once more, each with its next token, one position further."""
+        """After `add_decode`, replace each row's token by its next one, at the next position."""
         token, pos = self._token_cells, self._pos_cells
         for row in range(self.n_tokens):
             token[row] = tokens[row]
@@ -115,7 +118,7 @@ def _struct(
     seq_lists: npt.NDArray[np.uintp],
     output: npt.NDArray[np.int8],
 ) -> lib.llama_batch:
-    """llama.cpp's own form of a batch, without its tokens or embeddings."""
+    """llama.cpp's struct of a batch, without its tokens or embeddings."""
     struct = lib.llama_batch()
     struct.pos = positions.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
     struct.n_seq_id = n_seq_id.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))

@@ -1,7 +1,8 @@
-"""A context: the KV memory of many sequences, and the one call that computes.
+"""A context: the KV memory of several sequences, and the call that computes a batch.
 
-Everything here belongs to one thread at a time, but for `request_abort`. What llama.cpp would answer by ending the
-process (a sequence id out of range, a partial copy between separate buffers) is a `ValueError` here.
+Everything here belongs to one thread at a time, except `request_abort` and methods marked "any thread". Errors at which
+llama.cpp would end the process (a sequence id out of range, a partial copy between separate buffers) raise `ValueError`
+instead.
 """
 
 from __future__ import annotations
@@ -56,30 +57,27 @@ POOLING: dict[str, int] = {
 }
 
 ROLLED_BACK = ("qwen35", "qwen35moe", "nemotron_h", "nemotron_h_moe", "lfm2", "lfm2moe")
-"""Architectures whose states llama.cpp keeps for the last tokens of a batch too (`llm_arch_supports_rs_rollback` in its
-llama-arch.cpp), of those whose memory is one of attention beside one of states. It does not tell before the context is
-made."""
+"""Architectures with hybrid memory whose recurrent states llama.cpp can also keep for the last tokens of a batch
+(`llm_arch_supports_rs_rollback` in its llama-arch.cpp). It does not tell before the context is made."""
 ROUNDED_TOKENS = 256
-"""llama.cpp rounds the cells of a buffer up to a multiple of it."""
+"""llama.cpp rounds the number of a buffer's cells up to a multiple of this."""
 
 DONE, NO_ROOM, ABORTED, INVALID_BATCH = 0, 1, 2, -1
-"""What `Context.decode` returns; less than -1 is a fatal error."""
+"""Return values of `Context.decode`; less than -1 is a fatal error."""
 
 
 @attrs.frozen(kw_only=True)
 class ContextParams:
-    """How a context is made. The names and meanings are those of `RuntimeConfig`; what llama.cpp made of them is read
-    from the `Context`.
-    """
+    """Parameters of a context, named as in `RuntimeConfig`. The `Context` has what llama.cpp has made of them."""
 
     n_ctx: int = 0
     """KV cells of all sequences together; 0: as many as the model was trained for."""
     n_batch: int = 2048
-    """Most tokens of one `decode`."""
+    """Maximum tokens of one `decode`."""
     n_ubatch: int = 512
-    """Most tokens computed at once inside it."""
+    """Maximum tokens computed at once inside it."""
     n_seq_max: int = 1
-    """Sequence ids run from 0 to one less."""
+    """Number of sequence ids."""
     n_threads: int = 0
     """Compute threads; 0: this machine's cores."""
     kv_unified: bool = True
@@ -90,13 +88,14 @@ class ContextParams:
     offload_kqv: bool = True
     swa_full: bool = True
     guards_window: bool = False
-    """The upper half of the ids are not for sequences: each holds all cells of one in the lower half a second time."""
+    """Reserve the upper half of the ids for guards: each holds all cells of an id in the lower half a second time."""
     rolled_back: int = 0
-    """Maximum tokens of the last batch that can be cut off a sequence with a state: it takes as many states more."""
+    """Maximum tokens of the last batch that can be cut off a recurrent sequence. Each takes the memory of one more
+    state."""
     pooling: Literal["none", "mean", "cls", "last", "rank"] = "none"
-    """How the embeddings of a sequence's tokens in one batch become one; `none`: a context that gives no embeddings."""
+    """How the embeddings of a sequence's tokens in one batch are combined; `none`: the context gives no embeddings."""
     predicts: bool = False
-    """The model's prediction heads compute, not its other layers: see `llama.heads`."""
+    """Compute the model's prediction heads instead of its other layers: see `llama.heads`."""
 
     def __attrs_post_init__(self) -> None:
         if self.flash_attn == "off" and self.cache_type_v not in ("f32", "f16", "bf16"):
@@ -104,36 +103,36 @@ class ContextParams:
 
     @property
     def cells(self) -> int:
-        """Cells that llama.cpp makes in all buffers together, of an `n_ctx` that is named."""
+        """Number of cells in all buffers together. `n_ctx` must not be 0."""
         return self.n_ctx_seq * (1 if self.kv_unified else self.n_seq_max)
 
     @property
     def n_ctx_seq(self) -> int:
-        """Cells of one buffer."""
+        """Number of cells in one buffer."""
         return _rounded(self.n_ctx if self.kv_unified else self.n_ctx // self.n_seq_max)
 
     def window_cells(self, window_tokens: int) -> int:
-        """Cells of layers with a window of so many tokens: with small ones, what each sequence attends to and a batch
-        adds.
+        """Number of cells in layers with a window of `window_tokens`. With small windows: what each sequence attends
+        to, and what a batch adds.
         """
         needed = window_tokens * (self.n_seq_max if self.kv_unified else 1) + min(self.n_ubatch, self.n_batch)
         in_buffer = self.n_ctx_seq if self.swa_full else min(self.n_ctx_seq, _rounded(needed))
         return in_buffer * (1 if self.kv_unified else self.n_seq_max)
 
     def kv_bytes(self, shape: Shape) -> int:
-        """Bytes of all these cells."""
+        """Bytes of all cells."""
         in_windows = shape.window_bytes_per_token(self.cache_type_k, self.cache_type_v)
         elsewhere = shape.bytes_per_token(self.cache_type_k, self.cache_type_v) - in_windows
         return self.cells * elsewhere + self.window_cells(shape.window_tokens) * in_windows
 
     def struct(self) -> lib.llama_context_params:
-        """llama.cpp's own form of it."""
+        """llama.cpp's struct of these parameters."""
         struct = lib.llama_context_default_params()
         struct.n_ctx = self.n_ctx
         struct.n_batch = self.n_batch
         struct.n_ubatch = self.n_ubatch
         struct.n_seq_max = self.n_seq_max
-        # llama.cpp makes room for an output of every sequence, and ends the process where this is less.
+        # llama.cpp reserves an output for every sequence, and ends the process where this is less.
         struct.n_outputs_max = max(self.n_batch, self.n_seq_max)
         struct.n_threads = struct.n_threads_batch = self.n_threads or backend.core_count()
         struct.kv_unified = self.kv_unified
@@ -153,43 +152,44 @@ class ContextParams:
 
 
 class Follower(Protocol):
-    """What is told of all that a context computes, copies and forgets, on its thread, right behind it."""
+    """Observer of all that a context computes, copies and removes. Called on its thread, right after each operation."""
 
     kept: Context | None
-    """Context of which a sequence's memory goes with a snapshot of the sequence."""
+    """Context whose memory of a sequence is part of the sequence's snapshots."""
     has_windows: bool
-    """Whether its layers have sliding windows, which go with a checkpoint too."""
+    """Whether its layers have sliding windows, so that its memory is also part of checkpoints."""
 
     def computed(self, batch: Batch) -> None:
-        """A batch of tokens was computed, whole."""
+        """A whole batch of tokens was computed."""
 
     def seq_rm(self, seq: int, p0: int, p1: int) -> None:
-        """Positions were forgotten."""
+        """Positions were removed."""
 
     def seq_cp(self, source: int, target: int, p0: int, p1: int) -> None:
         """Positions were copied."""
 
     def clear(self) -> None:
-        """All was forgotten."""
+        """All sequences were removed."""
 
 
 class Context(Closing):
-    """Owner of a llama context. Keeps its model's weights alive until it is closed."""
+    """Owner of a llama context. Keeps its model's weights loaded until it is closed."""
 
     def __init__(self, model: Model, params: ContextParams, beside: Context | None = None) -> None:
-        """Make the context, which takes its memory at once; an assistant reads the cells of the one `beside` it.
+        """Make the context, which allocates its memory at once. An assistant model reads the cells of the context
+        `beside` it.
 
-        Raises `ConfigError` for settings that exclude each other and `ModelError`, with llama.cpp's reason, where it
-        cannot be made otherwise, mostly for want of memory.
+        Raises `ConfigError` for settings that exclude each other, and `ModelError` with llama.cpp's reason where it
+        cannot be made, usually for lack of memory.
         """
         if model.vocab_only:
             raise ValueError(f"{model.path}: was loaded with vocab_only, without what computes")
         self.is_ended = False
-        """`request_abort` was called: nothing is computed any more."""
+        """Whether `request_abort` was called, so that nothing is computed any more."""
         self._is_retried = False
-        """`request_retry` was called, and not `resume` since."""
+        """Whether `request_retry` was called, and not `resume` since."""
         self.threads = 0
-        """Compute threads that `set_threads` has named; 0: none yet."""
+        """Number of compute threads set by `set_threads`; 0: not set yet."""
         self.model = model
         self._handle: int | None = None
         self._follower: Follower | None = None
@@ -197,13 +197,13 @@ class Context(Closing):
         self._logits_address = 0
         self._logits_views: dict[int, npt.NDArray[np.float32]] = {}
         self._is_queued = backend.has_gpu()
-        """A GPU computes after `llama_decode` has returned, until a result is asked for."""
+        """Whether a GPU computes on after `llama_decode` has returned, until a result is asked for."""
         alike_tokens = CHUNK_TOKENS if model.shape.has_states else min(params.n_ubatch, params.n_batch)
         self._graph = RunningGraph(model.n_layers, is_counted=not self._is_queued, alike_tokens=alike_tokens)
         self.returns_early = self._is_queued and model.is_on_gpu
-        """Whether this thread is free between `begin` and `wait`, as a rule."""
+        """Whether this thread is normally free between `begin` and `wait`."""
         self.computes_on_cpu = not (model.is_all_on_gpu and params.offload_kqv)
-        """Whether layers or attention are computed by this machine's cores."""
+        """Whether CPU cores compute layers or attention."""
         model.retain()
         self._holds_model = True
         began_sec = time.monotonic()
@@ -213,7 +213,7 @@ class Context(Closing):
             self.close()
             raise
         self.opened_ms = (time.monotonic() - began_sec) * 1000
-        """How long it took to make it; memory is most of that."""
+        """Time that it took to make the context, most of it for allocating memory."""
 
     def _open(self, params: ContextParams, beside: Context | None) -> None:
         mark, model = LOG.mark, self.model
@@ -235,14 +235,14 @@ class Context(Closing):
         self.n_ctx = int(lib.llama_n_ctx(handle))
         """KV cells of all sequences together."""
         self.n_ctx_seq = int(lib.llama_n_ctx_seq(handle))
-        """Most cells of one sequence: `n_ctx` in a unified buffer, its share otherwise."""
+        """Maximum cells of one sequence: `n_ctx` in a unified buffer, its share otherwise."""
         self.n_batch = int(lib.llama_n_batch(handle))
         self.n_ubatch = int(lib.llama_n_ubatch(handle))
         self.n_seq_max = int(lib.llama_n_seq_max(handle))
         self.n_sequences = self.n_seq_max // 2 if params.guards_window else self.n_seq_max
-        """Ids for sequences, from 0 on."""
+        """Number of ids for sequences, from 0 on."""
         self.rolled_back = int(lib.llama_n_rs_seq(handle))
-        """What llama.cpp has made of `params.rolled_back`; 0 without states."""
+        """Value of `params.rolled_back` that llama.cpp uses; 0 without recurrent states."""
         self.params = params
 
     @property
@@ -253,34 +253,35 @@ class Context(Closing):
         return self._handle
 
     def set_threads(self, threads: int) -> None:
-        """Compute with so many threads from the next batch on, or with as many as `params` name where that is less."""
+        """Compute with so many threads from the next batch on, at most with `params.n_threads`."""
         if threads != self.threads:
             self.threads = threads
             count = max(1, min(threads, self.params.n_threads or threads))
             lib.llama_set_n_threads(self.handle, count, count)
 
     def use_adapters(self, adapters: Sequence[tuple[Adapter, float]]) -> None:
-        """Compute with these LoRA adapters of the model, each with its scale, from the next batch on, and no others.
-        Nothing is done where they are the last ones; else the next batch takes longer: its graph is planned again.
+        """Compute with these LoRA adapters, each with its scale, and no others, from the next batch on. If they differ
+        from the current ones, the next batch takes longer, because its graph is planned again.
         """
         pointers = (lib.llama_adapter_lora_p_ctypes * len(adapters))(*(adapter.pointer for adapter, _ in adapters))
         scales = (ctypes.c_float * len(adapters))(*(scale for _, scale in adapters))
         lib.llama_set_adapters_lora(self.handle, pointers, len(adapters), scales)
 
     def decode(self, batch: Batch) -> int:
-        """Compute a batch. Blocks for as long as it takes, on a GPU too, without the GIL.
+        """Compute a batch. Blocks until it is done, on a GPU too, without the GIL.
 
-        Returns `DONE`; `NO_ROOM` where there are too few KV cells (the memory is as before); `ABORTED` (the parts
-        computed until then stay in memory); `INVALID_BATCH` for a token or position that cannot be (the memory is as
-        before); less for a fatal error.
+        Returns `DONE`; `NO_ROOM` where there are too few KV cells (the memory is unchanged); `ABORTED` (the parts
+        computed until then stay in memory); `INVALID_BATCH` for an impossible token or position (the memory is
+        unchanged); less for a fatal error.
         """
         code = self.begin(batch)
         self.wait()
         return code
 
     def begin(self, batch: Batch) -> int:
-        """`decode`, but with `returns_early` a GPU may compute on when it returns: until `wait` has, the results are
-        not there, and the last batch's are gone. Sequences can be changed meanwhile, as if it were computed.
+        """Begin to compute a batch. With `returns_early` a GPU can still be computing when it returns: until `wait`
+        returns there are no results, and those of the batch before are gone. Sequences can be changed meanwhile, as if
+        it were computed. Returns what `decode` does.
         """
         batch.struct.n_tokens = batch.n_tokens
         code = self.computing(batch.n_tokens, partial(lib.llama_decode, self.handle, batch.struct))
@@ -290,46 +291,47 @@ class Context(Closing):
         return code
 
     def follow(self, follower: Follower | None) -> None:
-        """Tell `follower` of everything from now on, before `begin` returns; None: nobody any more."""
+        """Report every operation to `follower` from now on, before `begin` returns; None: to none."""
         self._follower = follower
         self.returns_early = self._is_queued and self.model.is_on_gpu and follower is None
 
     def decode_embeddings(self, batch: EmbeddingBatch) -> int:
-        """`decode`, of what is no tokens."""
+        """Like `decode`, for embeddings instead of tokens."""
         batch.struct.n_tokens = batch.n_tokens
         code = self.computing(batch.n_tokens, partial(lib.llama_decode, self.handle, batch.struct))
         self.wait()
         return code
 
     def computing(self, n_tokens: int, compute: Callable[[], int]) -> int:
-        """What `compute` returns, which calls llama.cpp to compute so many tokens, and 0 for a success."""
+        """Call `compute`, which has llama.cpp compute `n_tokens`, and return its result: 0 for success."""
         self._start()
         return int(self._graph.compute(n_tokens, compute))
 
     @property
     def progress(self) -> float:
-        """Which part of the running `decode` is done, from 0 to 1, by the nodes of its graph. Any thread.
+        """Completed fraction of the running `decode`, from 0 to 1, by nodes of its graph. Any thread.
 
-        0 where none runs, beside a GPU, and where a system cannot count; less for the first of its size: `llama.graph`.
+        0 where none runs, with a GPU, and where a system cannot count; too low for the first batch of its size:
+        `llama.graph`.
         """
         return self._graph.progress
 
     def wait(self) -> None:
-        """Wait until the batch that was begun is computed, without the GIL."""
+        """Wait until the batch of `begin` is computed, without the GIL."""
         if self._is_queued:
-            # Also where no result is asked for: all that is learnt of batches is how long they take.
+            # Also for batches without results: their duration is measured, for predicting the cost of batches.
             lib.llama_synchronize(self.handle)
 
     def logits(self, n_rows: int) -> npt.NDArray[np.float32]:
-        """The logits of the last batch's marked tokens, `[n_rows, n_vocab]`, in the order they were added.
+        """Logits of the last batch's flagged tokens, `[n_rows, n_vocab]`, in the order of adding.
 
-        A writable view of llama.cpp's memory: what is changed in it is what a `Sampler` sees. Valid until the next
-        `decode`. Raises `ValueError` where there are none.
+        A writable view of llama.cpp's memory: a `Sampler` sees what is changed in it. Valid until the next `decode`.
+        Raises `ValueError` where there are none.
         """
         address = _get_logits(self.handle)
         if not address:
             raise ValueError("logits: nothing has been computed")
-        # Making a view costs more than all the rest of this call, and llama.cpp's buffer hardly ever moves.
+        # Views are kept: making one costs more than the rest of this call, and llama.cpp's buffer hardly ever moves.
         if address != self._logits_address:
             self._logits_address = address
             self._logits_views.clear()
@@ -340,7 +342,7 @@ class Context(Closing):
         return view
 
     def embedding(self, seq: int) -> npt.NDArray[np.float32]:
-        """A copy of what the last batch's tokens of a sequence were pooled to: an embedding, or scores with `rank`.
+        """A copy of a sequence's pooled embedding in the last batch, or its scores with `rank`.
 
         Raises `ValueError` where the batch had none of its tokens.
         """
@@ -351,10 +353,11 @@ class Context(Closing):
         return ctypeslib.as_array(pointer, (width,)).copy()
 
     def seq_rm(self, seq: int, p0: int = -1, p1: int = -1) -> bool:
-        """Forget a sequence's positions from `p0` to before `p1` (-1: to the ends). A whole sequence always goes.
+        """Remove a sequence's positions from `p0` to before `p1` (-1: to the ends). A whole sequence can always be
+        removed.
 
-        False where only a part was to go and the memory cannot do that (a recurrent state has no parts). With
-        `rolled_back` it says True for so many last tokens, and is right about those of the last batch alone: see
+        False where only a part was to be removed and the memory cannot do that (a recurrent state has no parts). With
+        `rolled_back` it returns True for so many last tokens, which is only correct for those of the last batch: see
         `kv/memory_kinds.py`.
         """
         is_gone = bool(lib.llama_memory_seq_rm(self._checked_memory(seq), seq, p0, p1))
@@ -365,9 +368,9 @@ class Context(Closing):
     def seq_cp(self, src: int, dst: int, p0: int = -1, p1: int = -1) -> None:
         """Give `dst` the positions of `src` from `p0` to before `p1`. In a unified buffer no data is copied.
 
-        With a buffer for each sequence the data is copied, and only a whole sequence can be (`ValueError`).
-        A recurrent state is always that of the end of `src`, and what layers with a window attend to can be gone before
-        it: where `dst` must go on from an earlier position, `part_set` with what was there has to follow.
+        With a buffer for each sequence the data is copied, and only a whole sequence can be (`ValueError`). A recurrent
+        state is always copied as it is at the end of `src`, and cells of layers with a window can be gone before that
+        end. Where `dst` must continue from an earlier position, restore the state of that position by `part_set`.
         """
         if (p0 > 0 or p1 >= 0) and not self.params.kv_unified:
             raise ValueError("seq_cp: only a whole sequence can be copied with split KV buffers")
@@ -377,15 +380,15 @@ class Context(Closing):
             self._follower.seq_cp(src, dst, p0, p1)
 
     def seq_pos_min(self, seq: int) -> int:
-        """The first position that is in memory, of layers with a window where there are any; -1 for an empty one."""
+        """First position in memory, of layers with a window where there are any; -1 for an empty sequence."""
         return int(lib.llama_memory_seq_pos_min(self._checked_memory(seq), seq))
 
     def seq_pos_max(self, seq: int) -> int:
-        """The last position that is in memory; -1 for an empty sequence."""
+        """Last position in memory; -1 for an empty sequence."""
         return int(lib.llama_memory_seq_pos_max(self._checked_memory(seq), seq))
 
     def clear(self, *, overwrites: bool = True) -> None:
-        """Forget all sequences; their data is overwritten, which takes as long as making the memory, or left unused."""
+        """Remove all sequences. `overwrites` fills their data with zeros, which takes as long as allocating it."""
         lib.llama_memory_clear(self._checked_memory(0), overwrites)
         if self._follower is not None:
             self._follower.clear()
@@ -395,11 +398,11 @@ class Context(Closing):
         return self._size(seq, 0)
 
     def state_get(self, seq: int) -> bytes:
-        """A sequence's memory, to be put back by `state_set` into a context of the same model and parameters."""
+        """A sequence's memory, for `state_set` in a context of the same model and parameters."""
         return self._get(seq, 0)
 
     def state_set(self, seq: int, data: bytes | bytearray | memoryview) -> bool:
-        """Replace a sequence's memory by what `state_get` returned. False where there is no room or it does not fit."""
+        """Replace a sequence's memory by the result of `state_get`. False where it does not fit."""
         return self._set(seq, data, 0)
 
     def part_size(self, seq: int) -> int:
@@ -407,15 +410,15 @@ class Context(Closing):
         return self._size(seq, _PART)
 
     def part_get(self, seq: int) -> bytes:
-        """A copy of the part of a sequence's memory that cannot be cut: its recurrent state, and of layers with a
-        window what the end attends to. Whoever holds the cells up to here can go on from here with it, in the same
-        context.
+        """A copy of the part of a sequence's memory that cannot be cut: its recurrent state, and the cells of layers
+        with a window that its end attends to. A sequence with the other cells up to this position can continue from
+        here with it, in the same context.
         """
         return self._get(seq, _PART)
 
     def part_set(self, seq: int, data: bytes) -> bool:
-        """Replace that part of a sequence's memory by what `part_get` returned, and leave its other cells as they are;
-        those behind the part's end are still to be removed. False where there is no room or it does not fit.
+        """Replace that part of a sequence's memory by the result of `part_get`. Other cells stay; those behind the
+        part's end must be removed by the caller. False where it does not fit.
         """
         return self._set(seq, data, _PART)
 
@@ -426,14 +429,14 @@ class Context(Closing):
 
     def _get(self, seq: int, flags: int) -> bytes:
         size = self._size(seq, flags)
-        # A bytes object made full-size and written by the library spares a second copy of what can be gigabytes.
-        # No other object has it yet.
+        # The library writes into an allocated bytes object, which saves a second copy of what can be gigabytes.
+        # (Safe, because nothing else refers to it yet.)
         data = bytes(size)
         written = self._write(seq, data, 0, flags)
         return data if written == size else data[:written]
 
     def _write(self, seq: int, data: bytes, at: int, flags: int) -> int:
-        """Write a state into `data` from this place on. Returns where it ends."""
+        """Write a state into `data` from index `at` on. Returns its end."""
         address = ctypes.cast(ctypes.addressof(_address_of(data).contents) + at, ctypes.POINTER(ctypes.c_uint8))
         end = at + int(lib.llama_state_seq_get_data_ext(self.handle, address, len(data) - at, seq, flags))
         beside = self._beside(flags)
@@ -452,27 +455,29 @@ class Context(Closing):
         return read > 0
 
     def _beside(self, flags: int) -> Context | None:
-        """The context of which the same sequence's memory goes along."""
+        """Follower's context whose memory of the same sequence is part of the state."""
         follower = self._follower
         return None if follower is None or (flags and not follower.has_windows) else follower.kept
 
     def request_abort(self) -> None:
-        """Make a running `decode` return `ABORTED` within one graph node, and every later one at once. Any thread."""
+        """Have a running `decode` return `ABORTED` within one graph node, and every later one at once. Any thread."""
         self.is_ended = True
         self._graph.stop()
 
     def request_retry(self) -> None:
-        """Make a running `decode` return `ABORTED` within one graph node; after `resume` others compute. Any thread."""
+        """Have a running `decode` return `ABORTED` within one graph node; after `resume`, later ones compute. Any
+        thread.
+        """
         self._is_retried = True
         self._graph.stop()
 
     def resume(self) -> None:
-        """Compute again after `request_retry`; what `request_abort` has ended stays ended."""
+        """Allow computing after `request_retry`. `request_abort` stays in effect."""
         self._is_retried = False
 
     def _start(self) -> None:
         self._graph.start()
-        # Read after the start: an abort that comes meanwhile stops it again, or is seen here.
+        # Checked after the start: an abort at the same time either stops the graph itself, or is seen here.
         if self._is_retried or self.is_ended:
             self._graph.stop()
 
@@ -501,7 +506,7 @@ def _rounded(tokens: int) -> int:
 
 _PART = lib.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 _get_logits = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(("llama_get_logits", lib._lib))
-"""The binding's own makes a pointer object, of which only the number is wanted, once for each tick."""
+"""Variant of the binding's function that returns a number: the binding makes a pointer object on each call."""
 
 
 def _address_of(data: bytes) -> ctypes._Pointer[ctypes.c_uint8]:

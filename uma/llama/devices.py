@@ -1,4 +1,4 @@
-"""What the loaded llama.cpp library can compute with: the CPU features it was built for, and the GPUs it has found."""
+"""What the loaded llama.cpp library can compute with: CPU features that it was built for, and GPUs that it finds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GPU_TYPES = (1, 2)
 
 @attrs.frozen
 class Device:
-    """A GPU as ggml names it."""
+    """A GPU, by ggml's name."""
 
     name: str
     description: str
@@ -34,7 +34,7 @@ def cpu_features() -> tuple[str, ...]:
 
 
 def gpus() -> tuple[Device, ...]:
-    """The GPUs that llama.cpp can compute on."""
+    """GPUs that llama.cpp can compute on."""
     if not backend.has_gpu():
         return ()
     devices = (_function("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)(at) for at in range(_device_count()))
@@ -56,5 +56,5 @@ def _describe(device: int) -> Device:
 
 
 def _function(name: str, result: Any, *arguments: Any) -> Any:
-    """A function of ggml, which the binding does not declare."""
+    """A function of ggml that the binding does not declare."""
     return ctypes.CFUNCTYPE(result, *arguments)((name, lib._lib))

@@ -1,7 +1,7 @@
 """llama.cpp's extra buffer types: layouts of weights for particular CPUs (AMX, CPU_REPACK, KLEIDIAI).
 
-ggml tells which there are in a list that it hands out and reads again at each load, and llama.cpp itself can only take
-all or none. Narrowing that list leaves out AMX, whose code GCC 12 builds wrongly (half of the tile configuration is not
+llama.cpp itself can only use all of them or none. ggml has them in a list, which it returns to callers and reads at
+each load. Changing that list leaves out AMX, whose code GCC 12 compiles wrongly (half of the tile configuration is not
 written, and its first use is a SIGSEGV), and keeps the speed of the others.
 """
 
@@ -19,20 +19,20 @@ import llama_cpp.llama_cpp as lib
 CPU_DEVICE = 0
 """GGML_BACKEND_DEVICE_TYPE_CPU."""
 LEFT_OUT = frozenset({"AMX"})
-"""Types that `auto` leaves out: tokens per second were the same with and without AMX, and only a compiler newer than
-GCC 12 builds it correctly, which a library does not tell."""
+"""Types that `auto` leaves out. AMX gave no more tokens per second, and is only correct if compiled by a compiler newer
+than GCC 12, which a library does not tell."""
 
 _loading = threading.RLock()
-"""Held while a model is loaded: the list is the process's."""
+"""Held while a model is loaded: the list belongs to the process."""
 
 
 def names() -> tuple[str, ...]:
-    """The types this library offers on this CPU, in ggml's order of preference. Starts ggml's backends."""
+    """Types that this library has on this CPU, in ggml's order of preference. Starts ggml's backends."""
     return tuple(name for _, name in _all_types())
 
 
 def chosen(setting: Literal["auto", "on", "off"]) -> tuple[str, ...]:
-    """The types that a load with this setting can use: `on` all, `auto` all but `LEFT_OUT`, `off` none."""
+    """Types for a load with this setting: `on` all, `auto` all but `LEFT_OUT`, `off` none."""
     if setting == "off":
         return ()
     return tuple(name for name in names() if setting == "on" or name not in LEFT_OUT)
@@ -40,7 +40,7 @@ def chosen(setting: Literal["auto", "on", "off"]) -> tuple[str, ...]:
 
 @contextmanager
 def only(allowed: Collection[str]) -> Iterator[None]:
-    """Offer just these types to whatever is loaded inside the block. One block at a time; others wait."""
+    """A block in which loads can use just these types. One block at a time; others wait."""
     with _loading:
         types = _all_types()
         try:
@@ -72,8 +72,8 @@ def _all_types() -> list[tuple[int, str]]:
 
 @cache
 def _array() -> ctypes._Pointer[ctypes.c_void_p] | None:
-    """ggml's own null-terminated list; None from a library that knows no extra types."""
-    # ggml gives addresses of a backend's own functions by name, wherever the library that holds them lies.
+    """ggml's own null-terminated list; None for a library without extra types."""
+    # ggml returns a backend's own functions by name, whichever library they are in.
     ggml = lib._lib
     ggml.ggml_backend_dev_by_type.argtypes, ggml.ggml_backend_dev_by_type.restype = (ctypes.c_int,), ctypes.c_void_p
     backend_of, find = ggml.ggml_backend_dev_backend_reg, ggml.ggml_backend_reg_get_proc_address

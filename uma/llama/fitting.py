@@ -1,8 +1,9 @@
-"""Conversations in the forms that strict templates demand.
+"""Rewrites conversations into forms that strict templates accept.
 
-A template can refuse what others take: two messages of one role in a row, a system message that is not the first, any
-system message, ids of calls in another form than its own. Each step here undoes one such objection without losing any
-text, and leaves a conversation that does not meet it as it is: so a conversation that grows keeps its beginning.
+A template can refuse what others accept: consecutive messages of one role, a system message that is not the first, any
+system message, ids of calls in another form than its own. Each step here removes one such objection without losing
+text, and leaves a conversation without it unchanged. So a growing conversation keeps its beginning, and with it its
+cached prefix.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ import attrs
 from uma.types import Message, Tool
 
 _BETWEEN = "\n\n"
-"""Text between two messages that have become one."""
+"""Text between two merged messages."""
 _ID_CHARS = 9
-"""Length of the ids that Mistral's templates take, which are letters and digits."""
+"""Length of the ids that Mistral's templates accept, which are letters and digits."""
 _STRICT_ID = re.compile(rf"[a-zA-Z0-9]{{{_ID_CHARS}}}", re.ASCII)
 
 
 def forms_of(messages: Sequence[Message]) -> Iterator[tuple[Message, ...]]:
-    """The conversation as it is, then in ever stricter forms, those first that change least. None comes twice."""
+    """The conversation as it is, then in stricter forms, those with the fewest changes first. None comes twice."""
     seen: set[tuple[Message, ...]] = set()
     for form in _stricter(tuple(messages)):
         for with_strict_id in (form, _with_strict_ids(form)):
@@ -44,7 +45,7 @@ def _stricter(messages: tuple[Message, ...]) -> Iterator[tuple[Message, ...]]:
 
 
 def without_system(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """The system message at the beginning as the first lines of the user's message behind it."""
+    """The conversation with the leading system message as the first lines of the user's message behind it."""
     if not messages or messages[0].role != "system":
         return tuple(messages)
     system, *rest = messages
@@ -54,7 +55,7 @@ def without_system(messages: Sequence[Message]) -> tuple[Message, ...]:
 
 
 def one_system(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """One system message, at the beginning; those further on are the user's."""
+    """The conversation with one system message, at the beginning; later ones become the user's."""
     first = list(takewhile(lambda turn: turn.role == "system", messages))
     rest = (
         attrs.evolve(message, role="user") if message.role == "system" else message
@@ -66,17 +67,17 @@ def one_system(messages: Sequence[Message]) -> tuple[Message, ...]:
 
 
 def _alternating(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """No two messages of the user, and none of the assistant, in a row."""
+    """The conversation with consecutive messages of the user, or of the assistant, merged."""
     return _merged(messages, lambda last, turn: last.role == turn.role in ("user", "assistant"))
 
 
 def _after_results(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """No message of the user right behind a tool's result: it is the result's last lines."""
+    """The conversation with each user's message right behind a tool's result appended to the result."""
     return _merged(messages, lambda last, turn: (last.role, turn.role) == ("tool", "user"))
 
 
 def _one_call_each(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """No message with two calls: each call has a message of its own, and its result behind it."""
+    """The conversation with one call in each message, and the call's result behind it."""
     results = {turn.tool_call_id: turn for turn in messages if turn.role == "tool"}
     single: list[Message] = []
     taken: set[str] = set()
@@ -117,7 +118,7 @@ def _joined(first: Message, second: Message) -> Message:
 
 
 def _with_strict_ids(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """The ids of calls as nine letters and digits, the same for the same id wherever it stands."""
+    """The conversation with ids of calls as nine letters and digits; an id always gets the same one."""
     return tuple(
         attrs.evolve(
             turn,
@@ -131,7 +132,7 @@ def _with_strict_ids(messages: tuple[Message, ...]) -> tuple[Message, ...]:
 
 
 def described(tool: Tool) -> Tool:
-    """The tool with a description of each parameter and of the members of each object, if only an empty one."""
+    """The tool with a description of each parameter, if only an empty one, and of the members of each object."""
     return attrs.evolve(tool, parameters={"type": "object", "properties": {}, **_described(tool.parameters or {})})
 
 

@@ -1,8 +1,8 @@
 """Structured output: grammars compiled by llguidance, and the position of each constrained sequence in its own.
 
-llguidance answers three questions: which tokens are allowed now (a bit for each), which are forced because nothing else
-is allowed, and whether the text is complete. Compiling takes up to a second and belongs in a thread of its own; the
-rest takes microseconds. Masks of a batch are computed by a helper thread while `llama_decode` runs without the GIL.
+llguidance computes which tokens are allowed next (a bitmask), which are forced because no other is allowed, and whether
+the text is complete. Compiling takes up to a second, and belongs in a thread of its own; the rest takes microseconds.
+Masks of a batch are computed by a helper thread while `llama_decode` runs without the GIL.
 """
 
 from __future__ import annotations
@@ -36,48 +36,45 @@ from uma.llama.vocab import Vocab
 from uma.types import GRAMMAR_FIELDS, Grammar
 
 MAX_KEPT = 32
-"""Maximum compiled grammars kept per model: a service uses a few dozen schemas. Most take less than a megabyte, and
-`KEPT_LIMITS` bounds each, so that all take less than a gigabyte, whatever clients ask for."""
+"""Maximum compiled grammars kept for each model: a service uses a few dozen schemas. Most take less than a megabyte;
+`KEPT_LIMITS` bounds each, so all take less than a gigabyte, whatever clients ask for."""
 FEW_USES = 8
-"""Requests in which a kept grammar that comes to its bound is large by itself. All that have it share its automaton,
-which only ever grows, so that one of moderate size comes there in many."""
+"""Number of requests within which a kept grammar that reaches its bound counts as large. All requests with a grammar
+share its automaton, which only ever grows, so one of moderate size reaches the bound after many requests."""
 MAX_LARGE = 1_024
-"""Maximum grammars known to be too large to be kept."""
+"""Maximum grammars that are remembered as too large to be kept."""
 MAX_PROBES = 256
 """Maximum subschemas compiled to find the place of an error."""
 
 SLICES = [r'[^"\\\x00-\x1F\x7F]{1,16}', r'[^"\\\x00-\x1F\x7F]{1,8}', r"[A-Za-z ]{1,16}"]
-"""Sets of tokens whose masks llguidance has at hand: those of up to 16 characters inside a JSON string, and of these
-those of up to 8, and the words and spaces that patterns of letters allow.
+"""Token sets with precomputed masks (llguidance's slices): tokens of up to 16 characters inside a JSON string; of these
+those of up to 8; and the words and spaces that patterns of letters allow.
 
-A set counts wherever all of its texts are allowed: in strings without a bound, and with `maxLength` as long as so many
-characters are left. Without the bound of 16 it would not count there, and each mask walks through all tokens: 2.6 ms
-for 262,000, not 0.03. Longer tokens are few. With the second a mask takes 1 ms where 8 to 15 characters are left; it
-takes 16 MiB and a tenth of the tokenizer's making, and still smaller sets are not worth as much. The third makes masks
-of `[A-Za-z ]{1,80}` four times as fast (0.3 ms for 152,000, not 1.5), and the making takes an eighth longer.
-llguidance's own four sets take twice as long to make (1.3 s, not 0.7).
-"""
+A set is used wherever all of its texts are allowed: in strings without a bound, and with `maxLength` while so many
+characters are left. Without the bound of 16 it would not be used there, and each mask would visit all tokens: 2.6 ms
+for 262,000, not 0.03. Few tokens are longer. With the second set a mask takes 1 ms while 8 to 15 characters are left;
+it costs 16 MiB and a tenth of the tokenizer's construction. Smaller sets are not worth that. The third makes masks of
+`[A-Za-z ]{1,80}` four times as fast (0.3 ms for 152,000, not 1.5), and construction an eighth slower. llguidance's own
+four sets take twice as long to construct (1.3 s, not 0.7)."""
 
 _BITS = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0, -np.inf)
 _ADDENDS = _BITS.astype(np.float32)
-"""Addends for each byte of a bitmask: what is added to the logits of its eight tokens: 0 where allowed, else minus
-infinity."""
+"""Values added to the logits of eight tokens, for each byte of a bitmask: 0 where allowed, otherwise minus infinity."""
 
 
 _BEFORE_TEXT = ("", "\n", "\x01")
-"""What a text is tokenized behind, so that it is tokenized as in the middle of another: the first that can be cut off.
-SentencePiece vocabularies put a space in front of a text, but not behind a line break. Some have tokens of several line
-breaks, and none has one of a control character and something else.
-"""
+"""Prefixes behind which a text is tokenized, so that it is tokenized as in the middle of another text; the first one
+that can be cut off is used. SentencePiece vocabularies put a space in front of a text, but not behind a line break.
+Some have tokens of several line breaks, and none has a token of a control character and something else."""
 
 
 END_SEC = 2.0
-"""Maximum time for which the end of the process waits for what is compiled in threads that were given up."""
+"""Maximum time that the process's end waits for compiles in abandoned threads."""
 
 
 class _Compiles:
-    """Compiles that run. A daemon thread that comes back from llguidance once the interpreter is gone ends the process
-    by a segmentation fault.
+    """Running compiles. A daemon thread that returns from llguidance after the interpreter's end crashes the process by
+    a segmentation fault, so the end waits for them.
     """
 
     def __init__(self) -> None:
@@ -88,7 +85,7 @@ class _Compiles:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """A compile. Raises `RuntimeError` once the process ends."""
+        """A block that compiles. Raises `RuntimeError` once the process is ending."""
         with self._changed:
             if self._is_over:
                 raise RuntimeError("the process ends")
@@ -110,7 +107,7 @@ _COMPILES = _Compiles()
 
 
 class GrammarDelayedError(Exception):
-    """A grammar is being compiled again: `renewed` is done once its state can be gone on with."""
+    """A grammar is being compiled again. Once `renewed` is done, its state can continue."""
 
     def __init__(self, renewed: Future[LLMatcher]) -> None:
         super().__init__("the grammar is being compiled again")
@@ -118,9 +115,9 @@ class GrammarDelayedError(Exception):
 
 
 class GrammarState:
-    """One sequence's position in its grammar. Belongs to one thread at a time.
+    """Position of one sequence in its grammar. Belongs to one thread at a time.
 
-    The calls go: `force`, then (`GrammarMasks`, `accept`, `force`) for each sampled token, until `is_over`.
+    Order of calls: `force`, then (`GrammarMasks`, `accept`, `force`) for each sampled token, until `is_over`.
     """
 
     __slots__ = ("_make", "_renewed", "_tokens", "fault", "is_over", "matcher")
@@ -132,21 +129,21 @@ class GrammarState:
         self._make = make
         self._renewed: Future[LLMatcher] | None = None
         self._tokens = array("i")
-        """Tokens that were accepted."""
+        """Accepted tokens."""
         self.is_over = False
-        """The text is complete and nothing can follow."""
+        """Whether the text is complete, so that nothing can follow."""
         self.fault: BaseException | None = None
-        """Why its mask could not be computed, where that is no fault of the grammar's."""
+        """Why its mask could not be computed, where the grammar is not the reason."""
 
     def accept(self, token: int) -> None:
-        """Take a sampled token into account. Raises as `check`, but for a delay, which the next mask is told of."""
+        """Advance by a sampled token. Raises as `check` does, except for a delay, which the next mask reports."""
         self._tokens.append(token)
         self.matcher.consume_token(token)
         with suppress(GrammarDelayedError):
             self.check()
 
     def force(self) -> list[int]:
-        """The tokens that come next because nothing else is allowed; they count as accepted. Raises as `accept`."""
+        """Tokens that come next because no other is allowed; they count as accepted. Raises as `accept` does."""
         tokens = self.matcher.compute_ff_tokens()
         if tokens:
             self._tokens.extend(tokens)
@@ -156,12 +153,12 @@ class GrammarState:
         return tokens
 
     def common(self, draft: list[int]) -> int:
-        """How many tokens of `draft`, from its first, the grammar allows one after the other."""
+        """Number of tokens of `draft`, from its first, that the grammar allows one after the other."""
         return 0 if self.is_over or self.matcher.is_error() else self.matcher.validate_tokens(draft)
 
     def check(self) -> None:
-        """Bring `is_over` up to date. Raises `BadRequest` where the grammar is beyond a bound from here on, and
-        `DecodeFailed` where it cannot be followed further otherwise; `GrammarDelayedError` until it is compiled again;
+        """Update `is_over`. Raises `BadRequest` where the grammar exceeds a bound at this position, `DecodeFailed`
+        where it cannot continue for another reason, `GrammarDelayedError` until it is compiled again, and
         `RuntimeError` after a `fault`.
         """
         if self.matcher.is_error() and self._is_delayed():
@@ -177,16 +174,16 @@ class GrammarState:
             raise DecodeFailed(f"the grammar cannot be followed further: {in_plain_words(reason)}")
 
     def _is_delayed(self) -> bool:
-        """Whether it is compiled again: after a bound of the automaton was reached, which the texts of other requests
-        can have used up, once.
+        """Whether the grammar is compiled again. That happens once, when a bound of the automaton is reached: the texts
+        of other requests can have used it up.
         """
         if self._make is not None and is_of_size(self.matcher.get_error()):
             self._renewed, self._make = self._make(), None
         return self._renewed is not None
 
     def renew(self) -> bool:
-        """After a bound was reached: go on in a new automaton. False where there is none, or until it is compiled: that
-        takes up to a second, for which all other rows waited once.
+        """After a bound was reached, continue in a new automaton. False without one, and until it is compiled: that
+        takes up to a second, for which all other rows of the batch would wait.
         """
         if not self._is_delayed() or self._renewed is None or not self._renewed.done():
             return False
@@ -216,13 +213,13 @@ class _KeptGrammar:
 
 
 class _TooLargeToKeep(Exception):
-    """A grammar is beyond `KEPT_LIMITS`."""
+    """A grammar exceeds `KEPT_LIMITS`."""
 
 
 class GrammarCompiler:
-    """Compiles grammars for one vocabulary and keeps those used last. Safe to use from several threads.
+    """Compiles grammars for one vocabulary, and keeps those used last. Safe to use from several threads.
 
-    Its states are of use as long as it is there.
+    Its states are usable as long as it exists.
     """
 
     def __init__(self, vocab: Vocab) -> None:
@@ -230,42 +227,40 @@ class GrammarCompiler:
         self._tokenizer: LLTokenizer | None = None
         self._kept: OrderedDict[str, _KeptGrammar] = OrderedDict()
         self._large: deque[int] = deque(maxlen=MAX_LARGE)
-        """Hashes of the keys of grammars that are compiled for each request."""
+        """Hashes of the keys of grammars that are too large to be kept, and are compiled for each request."""
         self._lock = Lock()
         self.turn = Lock()
-        """Held while a thread of its own works on a grammar in Python, which takes the GIL from the decode thread: one
-        such thread at a time. llguidance lets go of the GIL while it compiles, so that is done without: grammars are
-        compiled beside each other, and none waits for all of another's refusal."""
+        """Held while a thread works on a grammar in Python, which takes the GIL from the decode thread: one thread at a
+        time. llguidance releases the GIL while it compiles, so that part is done without the lock: grammars are
+        compiled in parallel."""
         self._renewing = Lock()
-        """Held while a grammar is compiled again: one at a time, as each takes a core."""
+        """Held while a grammar is compiled again: one at a time, because each takes a core."""
 
     def kept(self, key: str) -> GrammarState | None:
-        """A state at the beginning of the grammar of a `key_of` if that was compiled lately: then `compile` need not be
-        waited for.
-        """
+        """A state at the beginning of the grammar of this key (`key_of`), if it is kept; else `compile` is needed."""
         with self._lock:
             return self._state(key) if key in self._kept else None
 
     @property
     def is_available(self) -> bool:
-        """Whether the vocabulary has a token that ends a text; without one no grammar can end."""
+        """Whether the vocabulary has a token that ends a text. Without one no grammar can end."""
         return len(self._vocab.eog) > 0
 
     def prepare(self) -> None:
-        """Make what every grammar needs: the first would have to wait for it, and all other threads of Python too. Its
-        last part keeps the GIL, for 0.1 s with 49,000 tokens and 0.8 s with 262,000.
+        """Build what every grammar needs, so that the first request does not wait for it, nor all other Python threads.
+        Its last part holds the GIL, for 0.1 s with 49,000 tokens and 0.8 s with 262,000.
         """
         if self.is_available:
             with _COMPILES.running(), self.turn, self._vocab.opened():
                 self._made_tokenizer()
 
     def compile(self, grammar: Grammar, before: str = "", *, is_shared: bool = True) -> GrammarState:
-        """A state at the beginning of `grammar`, whose first mask is quick to compute. Without `is_shared` no other
-        state has its automaton.
+        """A state at the beginning of `grammar`, whose first mask is quick to compute. Without `is_shared` it has an
+        automaton of its own.
 
-        With `before` it is at the beginning of that grammar, in Lark's notation, in which `@held` stands for the other.
-        A grammar seen lately is ready at once; another takes milliseconds, large ones up to a second. Raises
-        `BadRequest` with the place of what cannot be served.
+        `before` is a grammar in Lark's notation that comes first, and in which `@held` stands for `grammar`. A kept
+        grammar is ready at once; another takes milliseconds, a large one up to a second. Raises `BadRequest` with the
+        place of what cannot be compiled.
         """
         key = key_of(grammar, before)
         if not is_shared:
@@ -300,8 +295,8 @@ class GrammarCompiler:
         return GrammarState(kept.matcher.deep_copy(), partial(self._make_anew, key, kept))
 
     def _make_anew(self, key: str, kept: _KeptGrammar) -> Future[LLMatcher]:
-        """A kept grammar once more, whose automaton has come to its bound: no other request begins in that one. It is
-        compiled in a thread that a shutdown does not wait for.
+        """Compile a kept grammar again, whose automaton has reached its bound, and keep the old one no longer. Runs in
+        a thread that a shutdown does not wait for.
         """
         with self._lock:
             if self._kept.get(key) is kept:
@@ -331,7 +326,7 @@ class GrammarCompiler:
             raise BadRequest.at(
                 "grammar", "this model's vocabulary has no token that ends a text, so no grammar can end"
             )
-        # To the end: the thread may have been given up, and the engine be closed meanwhile.
+        # Holds the vocabulary: this thread can have been abandoned, and the engine closed meanwhile.
         with _COMPILES.running(), self._vocab.opened():
             return self._made(grammar, before, limits)
 
@@ -342,7 +337,7 @@ class GrammarCompiler:
         _check_size(matcher, limits)
         if matcher.is_error():
             if before:
-                self._make(grammar)  # says where it cannot be served, if that is its own fault
+                self._make(grammar)  # raises with the place, if the error is in `grammar` itself
             raise self._refusal(grammar, matcher.get_error(), tokenizer)
         behind = matcher.deep_copy()
         with self.turn:
@@ -351,12 +346,12 @@ class GrammarCompiler:
         for state in (matcher, behind):
             state.compute_bitmask()
             _check_size(state, limits)
-            if state.is_error():  # no text has an end, say where a `$ref` leads to itself
+            if state.is_error():  # no text can end, for example where a `$ref` leads to itself
                 raise BadRequest.at(_field(grammar), f"{_reason(grammar, state.get_error())}")
         return matcher
 
     def _read(self, grammar: Grammar, before: str) -> tuple[LLTokenizer, str]:
-        """What llguidance compiles. Raises `BadRequest` for what is refused without it."""
+        """The tokenizer and the source that llguidance compiles. Raises `BadRequest` for what is refused before."""
         if grammar.json_schema is not None and (found := problem(grammar.json_schema)) is not None:
             raise BadRequest.at(f"{_field(grammar)}{found[0]}", f"{found[1]}")
         source = _source(grammar)
@@ -364,20 +359,20 @@ class GrammarCompiler:
 
     def _made_tokenizer(self) -> LLTokenizer:
         if self._tokenizer is None:
-            # Weak: llguidance keeps the reader, so that Python's collector would not see the circle.
+            # Weak: llguidance keeps the object, in a reference cycle that Python's collector cannot see.
             vocab = _VocabTokenizer(self._vocab, WeakMethod(self._longest_pieces))
             self._tokenizer = LLTokenizer(
                 TokenizerWrapper(vocab), eos_token=self._vocab.eog_ids.tolist(), slices=SLICES
             )
-            vocab.tokens.clear()  # llguidance has them in a form of its own
+            vocab.tokens.clear()  # llguidance has copied them
         return self._tokenizer
 
     def _longest_pieces(self, text: str) -> list[int]:
-        """A text as the longest tokens of text that fit, one behind the other; nothing before there are any."""
+        """A text as the longest tokens of text that fit, one after the other; empty before there is a tokenizer."""
         return [] if self._tokenizer is None else self._tokenizer.greedy_tokenize(text)
 
     def _refusal(self, grammar: Grammar, reason: str, tokenizer: LLTokenizer) -> BadRequest:
-        """Says why llguidance does not compile a grammar, and of a schema where."""
+        """Error with llguidance's reason for not compiling a grammar, and of a schema the place."""
 
         def fails_alike(schema: dict[str, Any]) -> bool:
             with self.turn:
@@ -389,7 +384,7 @@ class GrammarCompiler:
 
 
 class GrammarMasks:
-    """Computes the masks of a batch's rows on a helper thread. Belongs to one thread, which calls `begin`, computes
+    """Computes masks of a batch's rows on a helper thread. Belongs to one thread, which calls `begin`, computes
     something else, and calls `wait`.
     """
 
@@ -406,21 +401,21 @@ class GrammarMasks:
     def begin(self, states: Sequence[GrammarState], drafts: Sequence[list[int]] | None = None) -> None:
         """Start computing the masks of these states, which must not change until `wait`.
 
-        With `drafts`, a list of tokens for each state, also the masks behind each of its tokens, in order; the grammar
-        must allow them (`GrammarState.common`).
+        With `drafts`, a list of tokens for each state, also the masks behind each of its tokens, in order. The grammar
+        must allow the tokens (`GrammarState.common`).
         """
-        if self._helper is None:  # made on first use: without grammars there are no threads
+        if self._helper is None:  # made on first use, so that there are no threads without grammars
             self._helper = ThreadPoolExecutor(1, thread_name_prefix="uma-grammar")
             self._executor = LLExecutor(self._threads)
         elif self._job is not None:
-            self._job.result()  # of a batch that failed: its memory is used again
+            self._job.result()  # the job of a batch that failed still uses the buffers
         self._job = self._helper.submit(self._fill, states, drafts or [[]] * len(states))
 
     def wait(self) -> npt.NDArray[np.float32]:
-        """The addends of the logits, `[masks, n_vocab]`: 0 for allowed tokens, minus infinity for others.
+        """Addends to the logits, `[masks, n_vocab]`: 0 for allowed tokens, minus infinity for others.
 
         Valid until the next `begin`. A state whose grammar became too complex, or whose mask could not be computed, has
-        rows without any allowed token: its `check` says why.
+        rows without any allowed token; its `check` says why.
         """
         assert self._job is not None
         job, self._job = self._job, None
@@ -433,7 +428,7 @@ class GrammarMasks:
             self._helper = None
 
     def _fill(self, states: Sequence[GrammarState], drafts: Sequence[list[int]]) -> npt.NDArray[np.float32]:
-        """The addends. A fault is found by computing each state's alone, and is that state's."""
+        """Compute the addends. After a fault each state is computed alone, to find the one with the fault."""
         try:
             return self._filled(states, drafts)
         except BaseException as error:  # noqa: BLE001  (a panic of llguidance's is no `Exception`)
@@ -465,22 +460,22 @@ class GrammarMasks:
         if plain:
             self._executor.unsafe_compute_mask_ptr(plain, *memory)
         for _, row, draft in drafted:
-            bits[row : row + 1 + len(draft)] = 0  # llguidance writes nothing behind the end of a grammar
+            bits[row : row + 1 + len(draft)] = 0  # llguidance writes no masks behind the end of a grammar
         if drafted:
             self._executor.unsafe_compute_mask_ptr_with_draft_token(drafted, *memory)
         for state, row, draft in places:
             if state.matcher.is_error() and state.renew():
                 self._fill_bits([state], [draft], bits[row : row + 1 + len(draft)])
-            elif state.matcher.is_error():  # llguidance allows the end of text then, as if that were a complete one
+            elif state.matcher.is_error():  # llguidance would allow the end of text, as if the text were complete
                 bits[row : row + 1 + len(draft)] = 0
 
 
 class _VocabTokenizer:
-    """A vocabulary as llguidance asks for it, which tokenizes forced text with it."""
+    """llguidance's interface to a vocabulary, with which it tokenizes forced text."""
 
     def __init__(self, vocab: Vocab, longest_pieces: WeakMethod[Callable[[str], list[int]]]) -> None:
         self._vocab = vocab
-        self.tokens = vocab.pieces()  # reads what is special too
+        self.tokens = vocab.pieces()  # also finds special tokens
         self._special = frozenset(vocab.special_ids)
         self.eos_token_id = int(vocab.eog_ids[0])
         self.bos_token_id = vocab.bos if vocab.bos >= 0 else None
@@ -490,8 +485,8 @@ class _VocabTokenizer:
         self._longest_pieces = longest_pieces
 
     def __call__(self, text: bytes) -> list[int]:
-        """Token ids as they stand in the middle of a text. They are tokens of text, and stand for exactly these bytes,
-        wherever the vocabulary has tokens for them: llguidance ends a grammar whose forced text comes as another.
+        """Token ids as they stand in the middle of a text. They are tokens of text, and spell exactly these bytes
+        wherever the vocabulary allows that: llguidance ends a grammar whose forced text is tokenized to something else.
         """
         wanted = text.decode()
         for before in _BEFORE_TEXT:
@@ -506,7 +501,7 @@ class _VocabTokenizer:
         return self._longest(wanted)
 
     def _as_text(self, token: int) -> list[int]:
-        """A token, as tokens of text where it is a special one: llama.cpp reads user-defined ones in any text."""
+        """A token, or tokens of text instead of a special one: llama.cpp parses user-defined tokens in any text."""
         return self._longest(self._vocab.piece(token).decode()) if token in self._special else [token]
 
     def _longest(self, text: str) -> list[int]:
@@ -515,7 +510,7 @@ class _VocabTokenizer:
 
 
 def _source(grammar: Grammar) -> str:
-    """A grammar in llguidance's own form. Raises `BadRequest` for GBNF that cannot be read, and what is too deep."""
+    """A grammar in llguidance's own form. Raises `BadRequest` for invalid GBNF, and for grammars that are too deep."""
     if grammar.json_schema is not None:
         return _from_schema(grammar.json_schema)
     if grammar.json_object:
@@ -547,12 +542,16 @@ def _field(grammar: Grammar) -> str:
 
 
 def _reason(grammar: Grammar, reason: str) -> str:
-    """llguidance's reason; the places in it are those of Lark's notation, in which only such a grammar was given."""
+    """llguidance's reason. Places in it refer to Lark's notation, so they are only shown for grammars that were given
+    in it.
+    """
     return in_plain_words(reason, has_places=grammar.lark is not None)
 
 
 def _behind(before: str, source: str) -> str:
-    """llguidance's own form of a grammar in which `@held` stands for that of `source`, which is JSON or Lark."""
+    """llguidance's form of the grammar `before`, in which `@held` stands for the grammar `source`, which is JSON or
+    Lark.
+    """
     held = json.loads(source)["grammars"][0] if source.startswith("{") else {"lark_grammar": source}
     return json.dumps({"grammars": [{"lark_grammar": before}, {**held, "name": "held"}]})
 
@@ -563,12 +562,12 @@ def _check_size(matcher: LLMatcher, limits: LLParserLimits) -> None:
 
 
 def key_of(grammar: Grammar, before: str) -> str:
-    """Key that is equal for what `GrammarCompiler.compile` takes for one grammar."""
+    """Key of a grammar, equal for those that `GrammarCompiler.compile` treats as one."""
     return json_text.dumps([attrs.asdict(grammar), before])
 
 
 def _literal(text: str) -> str:
-    """A regular expression that matches only `text`."""
+    """Regular expression that matches only `text`."""
     return "".join(char if char.isascii() and char.isalnum() else f"\\x{{{ord(char):x}}}" for char in text)
 
 
@@ -577,7 +576,7 @@ def _from_schema(schema: dict[str, Any]) -> str:
 
 
 def _place(root: dict[str, Any], fails_alike: Callable[[dict[str, Any]], bool]) -> str:
-    """The path of the innermost subschema that fails like the whole."""
+    """Path of the innermost subschema that fails with the same reason as the whole."""
     shared: dict[str, Any] = {name: root[name] for name in ("$defs", "definitions", "$schema") if name in root}
     place, schema, probes = "", root, 0
     while True:

@@ -1,7 +1,7 @@
-"""Why a grammar cannot be served, in words for the people who wrote it.
+"""Reasons why a grammar is refused, in words for its author.
 
-llguidance's reasons name its own parts and settings, and what it shows of a grammar's state can be pages long. Those
-that are about the grammar itself (a name that is unknown, a parenthesis that is not closed) stay as they are.
+llguidance's reasons name its own parts and settings, and can contain pages of a grammar's state. Reasons about the
+grammar itself (an unknown name, a parenthesis that is not closed) stay as they are.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import re
 from llguidance import LLParserLimits
 
 MAX_WAYS = 2_000
-"""Maximum ways in which a grammar can go on at one place of its text: llguidance keeps track of each."""
+"""Maximum parallel parses of a text at one place: llguidance tracks each (items in an Earley row)."""
 MAX_STEPS = 50_000
 """Maximum steps through a grammar's rules for one token: about 2 ms."""
 MAX_SYMBOLS = 500_000
 """Maximum symbols in all rules of a grammar together."""
 MAX_STATES = 250_000
-"""Maximum states of a grammar's strings and expressions together: each takes up to 2 KB."""
+"""Maximum lexer states for a grammar's strings and expressions together: each takes up to 2 KB."""
 MAX_KEPT_STATES = 16_000
-"""Maximum states of a grammar that is kept for later requests: some 10 MiB. Ordinary schemas, of hundreds of fields or
-with formats, stay below a third of them, whatever texts they have seen."""
+"""Maximum lexer states of a kept grammar: some 10 MiB. Ordinary schemas, of hundreds of fields or with formats, stay
+below a third of this, whatever texts they have seen."""
 MAX_KEPT_SYMBOLS = 50_000
-"""Maximum symbols in the rules of one that is kept: some 20 MiB."""
+"""Maximum symbols in the rules of a kept grammar: some 20 MiB."""
 
 
 def _limits(symbols: int, states: int) -> LLParserLimits:
@@ -36,9 +36,9 @@ def _limits(symbols: int, states: int) -> LLParserLimits:
 
 
 LIMITS = _limits(MAX_SYMBOLS, MAX_STATES)
-"""The bounds that the words below name."""
+"""Limits of any grammar. The messages below name them."""
 KEPT_LIMITS = _limits(MAX_KEPT_SYMBOLS, MAX_KEPT_STATES)
-"""Bounds of what is kept. llguidance tells no size of a grammar, but that it has come to a bound."""
+"""Limits of grammars that are kept. llguidance reports no size, only that a limit was reached."""
 MAX_CHARS = 400
 """Maximum length of a reason in an error message."""
 
@@ -66,7 +66,7 @@ _BOUNDS = (
     ),
     (r"^(?:[pP]arser error: |ParserTooComplex)", "at one place of its text it is too complex; make it simpler"),
 )
-"""What llguidance says where a grammar is beyond a bound, and what is said instead."""
+"""Patterns of llguidance's reasons at a limit, and the message instead."""
 _OTHERS = (
     (
         r"^(?:NoExtension|NoExtensionBias)$",
@@ -82,26 +82,26 @@ _OTHERS = (
 )
 _REGEX = re.compile(r"regex parse error:\n    (.*)\n    ( *)\^.*\nerror: (.*)")
 _PLACE = re.compile(r"^(at )?\d+\(\d+\): ")
-"""Where something is in a grammar in Lark's notation: line and character."""
+"""Place in Lark's notation: line and character."""
 _SOURCE = "Parser Error: "
-"""Before some reasons: the part of llguidance that found it."""
+"""Prefix of some reasons: the part of llguidance that failed."""
 
 
 def bound_of(reason: str) -> str | None:
-    """The bound that a grammar is beyond, where that is llguidance's reason."""
+    """Message for the limit that a grammar has reached; None where `reason` is something else."""
     line = reason.strip().removeprefix(_SOURCE)
     return next((words for pattern, words in _BOUNDS if re.search(pattern, line)), None)
 
 
 def is_of_size(reason: str) -> bool:
-    """Whether that bound is one that `KEPT_LIMITS` and `LIMITS` have apart."""
+    """Whether that limit is one in which `KEPT_LIMITS` and `LIMITS` differ."""
     bound = bound_of(reason) or ""
     return f"{MAX_STATES:,}" in bound or f"{MAX_SYMBOLS:,}" in bound
 
 
 def in_plain_words(reason: str, *, has_places: bool = True) -> str:
-    """llguidance's reason, on one line. Without `has_places` a place in it means nothing: its grammar was made of
-    another.
+    """Message for llguidance's reason, on one line. Without `has_places` a place in it is dropped: the grammar was
+    converted from another notation.
     """
     if match := _REGEX.search(reason):
         return _cut(f"{match[3]} (character {len(match[2]) + 1} of the regular expression)")

@@ -1,7 +1,7 @@
-"""A GGUF file's header, and what can be said of a file that has none.
+"""A GGUF file's header, and descriptions of files that have none.
 
 A header says everything but the weights: what `uma models` lists, which part of a split model a file is, and whether
-the file is all there. It is checked before llama.cpp loads a file, so that what is wrong can be said in plain words.
+the file is complete. It is checked before llama.cpp loads a file, so that errors can be reported in plain words.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from uma.llama.log import LOG
 
 VOCABULARY_KIND = "tokenizer.ggml.model"
 NO_VOCABULARY = ("no_vocab", "none")
-"""Kinds with which llama.cpp reads no vocabulary."""
+"""Kinds of vocabulary that llama.cpp does not read."""
 
 DAMAGED = "its header is damaged, so download it again: "
 MAX_FIGURE = 2**31 - 1
-"""Maximum of a figure in a header: llama.cpp hands them on as signed numbers of 32 bits."""
+"""Maximum of a number in a header: llama.cpp uses signed numbers of 32 bits."""
 MAX_LAYERS = 512
 """llama.cpp's `LLAMA_MAX_LAYERS`. A header with more ends the process, by an assertion."""
 MAX_EXPERTS = 1_024
-"""llama.cpp's `LLAMA_MAX_EXPERTS`, which is asserted too."""
+"""llama.cpp's `LLAMA_MAX_EXPERTS`, which is asserted, too."""
 MAX_PARTS = 2**16 - 1
 """Maximum parts of a split model: its header counts them with 16 bits."""
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
@@ -47,8 +47,8 @@ WHOLE_HEADS = frozenset((
     "pangu-embedded", "plamo", "pockettts", "qwen2", "qwen2moe", "qwen2vl", "qwen3", "qwen3moe", "qwen3vl",
     "qwen3vlmoe", "rnd1", "seed_oss", "smallthinker", "smollm3", "starcoder2", "talkie", "xverse",
 ))
-"""Architectures whose keys and values have heads of one size, all of which is rotated: llama.cpp's graph of each
-asserts `n_embd_head == n_rot`, but for gpt-oss, whose weights have the one size and whose graph has the other."""
+"""Architectures whose keys and values have heads of one size, which are rotated completely: llama.cpp's graph of each
+asserts `n_embd_head == n_rot`, except for gpt-oss, whose weights have one of these sizes and whose graph the other."""
 EVEN_HEADS = WHOLE_HEADS | frozenset((
     "afmoe", "bailingmoe2", "bert", "bitnet", "bloom", "chatglm", "cohere2", "command-r", "eurobert", "glm4",
     "glm4moe", "gpt2", "gptneox", "granitehybrid", "jais", "jina-bert-v2", "jina-bert-v3", "laguna", "maple",
@@ -59,16 +59,17 @@ EVEN_HEADS = WHOLE_HEADS | frozenset((
 """Architectures whose keys and values have heads of one size: `n_embd_head == hparams.n_embd_head_k()`."""
 # fmt: on
 TRIED = EVEN_HEADS | frozenset(("gemma2", "gemma3", "jamba", "lfm2", "mamba", "qwen3next"))
-"""Architectures of which no other figure ends llama.cpp's process, of those that the shapes of tensors do not bear out:
-each was changed."""
+"""Architectures of which every figure that the tensors' shapes do not confirm was changed in a test, and no other than
+those checked here ended llama.cpp's process."""
 _FIGURE = re.compile(r"(^|[._])(count|length|size)(_|$)")
-"""Pattern in the name of each key that says how many or how large."""
+"""Pattern of keys for a count or a size."""
 
 
 HEADER_BYTES = (BLOCK_BYTES, 2**24, 2**28)
-"""Beginnings of a file that are read one after the other until the header is whole; 16 MiB hold most vocabularies."""
+"""Sizes of the beginnings of a file that are read in turn until the header is complete; 16 MiB hold most
+vocabularies."""
 ALIGNMENT = 32
-"""Alignment of the weights, where the header does not say."""
+"""Alignment of the weights where the header does not state one."""
 
 
 def _function(name: str, result: Any) -> Any:
@@ -85,7 +86,7 @@ _block_size = _function("ggml_blck_size", ctypes.c_int64)
 
 @attrs.frozen
 class Header:
-    """What a GGUF file says of itself, without its weights."""
+    """Metadata of a GGUF file, without its weights."""
 
     path: Path
     size_bytes: int
@@ -93,17 +94,17 @@ class Header:
     metadata: dict[str, Any]
     """Strings, numbers and booleans by key. Of an array only its length is kept, under its key."""
     tensor_types: dict[str, int]
-    """How many numbers are stored in each ggml type, by the type's name such as `q8_0`."""
+    """Count of numbers stored in each ggml type, by the type's name such as `q8_0`."""
     needed_bytes: int
-    """The least size of a whole file with this header."""
+    """Minimum size of a complete file with this header."""
     data_offset: int
-    """Where the weights begin."""
+    """Offset of the weights."""
     by_layer: dict[str, tuple[float, ...]]
-    """Arrays of numbers by key, with the architecture's name left out: as a rule a figure for each layer."""
+    """Arrays of numbers by key without the architecture's name: usually a figure for each layer."""
     tensor_bytes: dict[str, int]
-    """Size of each tensor in this file, by its name."""
+    """Size of each tensor in this file, by name."""
     tensor_widths: dict[str, int]
-    """First dimension of each of them."""
+    """First dimension of each tensor, by name."""
 
     @property
     def architecture(self) -> str:
@@ -111,17 +112,17 @@ class Header:
 
     @property
     def has_classifier(self) -> bool:
-        """Whether there are weights that turn a text's state into scores: some of a reranker's."""
+        """Whether there are weights that turn a text's state into scores, as in some rerankers."""
         return any(name.startswith("cls.") for name in self.tensor_bytes)
 
     @property
     def parameters(self) -> int:
-        """Numbers stored in this file."""
+        """Count of numbers stored in this file."""
         return sum(self.tensor_types.values())
 
     @property
     def context_length(self) -> int:
-        """Tokens the model was trained for; 0 where the header does not say."""
+        """Tokens that the model was trained for; 0 where the header does not state it."""
         return int(self.metadata.get(f"{self.architecture}.context_length", 0))
 
     @property
@@ -136,7 +137,7 @@ class Header:
 
     @property
     def n_layers(self) -> int:
-        """Layers, without those that only guess further tokens, which llama.cpp does not load."""
+        """Number of layers, without prediction layers, which llama.cpp does not load."""
         figures = (
             self.metadata.get(f"{self.architecture}.{key}", 0) for key in ("block_count", "nextn_predict_layers")
         )
@@ -145,7 +146,7 @@ class Header:
 
     @property
     def quantization(self) -> str:
-        """Name such as `Q8_0`: what the file says it is, else the type that most of its numbers have."""
+        """Name such as `Q8_0`: the file's own, otherwise the type of most of its numbers."""
         file_type = self.metadata.get("general.file_type")
         if name := file_type_name(file_type):
             return name
@@ -154,23 +155,23 @@ class Header:
 
     @property
     def split(self) -> tuple[int, int]:
-        """Which part of how many, counted from 1; (1, 1) for a model in one file."""
+        """Number of this part, from 1, and number of parts; (1, 1) for a model in one file."""
         count = int(self.metadata.get("split.count", 0))
         return (int(self.metadata.get("split.no", 0)) + 1, count) if count > 1 else (1, 1)
 
 
 def type_name(kind: int) -> str:
-    """Name such as `q8_0` for a tensor's type by ggml's number."""
+    """Name such as `q8_0` of ggml's number for a tensor type."""
     return str(_type_name(kind).decode())
 
 
 def file_type_name(number: Any) -> str:
-    """`Q4_K_M` for what `general.file_type` holds; empty where that is no such number."""
+    """Name such as `Q4_K_M` of a value of `general.file_type`; empty for an unknown value."""
     return _FILE_TYPES.get(number, "") if isinstance(number, int) else ""
 
 
 def _file_type_name(number: int) -> str:
-    """`Q4_K_M`, as files and people call it, for llama.cpp's "Q4_K - Medium"."""
+    """Common name such as `Q4_K_M` for llama.cpp's "Q4_K - Medium"."""
     name: str = lib.llama_ftype_name(number).decode()
     name = name.removeprefix("all ").replace("Q2_K - Medium", "Q2_K").replace(" MoE", "_MOE")
     name = re.sub(r" - (Small|Medium|Large)$", lambda match: "_" + match[1][0], name)
@@ -178,23 +179,23 @@ def _file_type_name(number: int) -> str:
 
 
 def part_path(path: Path, part: int, count: int) -> Path:
-    """The file of part `part` (from 1) of a split model, named beside `path` as llama.cpp names parts."""
+    """Path of part `part` (from 1) of a split model, beside `path`, named as llama.cpp names parts."""
     return path.with_name(f"{model_stem(path)}-{part:05d}-of-{count:05d}.gguf")
 
 
 def model_stem(path: Path) -> str:
-    """A file's name without its ending and, of a part of a split model, without the part's number."""
+    """Name of a model's file without its extension and, for a split model, without the part's number."""
     return re.sub(r"-\d{5}-of-\d{5}$", "", path.stem)
 
 
 def part_number(path: Path) -> int | None:
-    """Which part of a split model a file is by its name, counted from 1; None for a model in one file."""
+    """Number of a split model's part in its file name, from 1; None for a model in one file."""
     match = re.search(r"-(\d{5})-of-\d{5}$", path.stem)
     return int(match[1]) if match else None
 
 
 def read_parts(path: Path) -> list[Header]:
-    """The headers of all parts of a model, given its first. One for a model in one file. Raises `ModelError`."""
+    """Headers of all parts of a model, given its first part. One for a model in one file. Raises `ModelError`."""
     first = read(path)
     part, count = first.split
     if part != 1:
@@ -212,10 +213,10 @@ def read_parts(path: Path) -> list[Header]:
 
 
 def impossible_figure(metadata: Mapping[str, Any], by_layer: Mapping[str, Sequence[float]]) -> str | None:
-    """What a header says that no model can be; None where all its figures are possible.
+    """A figure of a header that no model can have, as a message; None where all are possible.
 
-    Believed, such a figure ends the process in llama.cpp, by an assertion, or keeps the planning of memory busy for
-    hours. `by_layer` has the arrays of numbers, as in `Header`.
+    llama.cpp would trust such a figure, and end the process by an assertion, or memory planning would loop for hours.
+    `by_layer` has the arrays of numbers, as in `Header`.
     """
     own = f"{metadata.get('general.architecture')}."
 
@@ -233,7 +234,7 @@ def impossible_figure(metadata: Mapping[str, Any], by_layer: Mapping[str, Sequen
         own + "nextn_predict_layers": (0, number("block_count")),
         own + "full_attention_interval": (1, MAX_FIGURE),
         own + "expert_count": (0, MAX_EXPERTS),
-        # Of one expert some architectures have all, whatever is used of it.
+        # With one expert, some architectures state any number of used ones.
         own + "expert_used_count": (0, experts if experts > 1 else 1),
         own + "expert_group_count": (0, max(0, experts - 1)),
     }
@@ -258,8 +259,8 @@ def impossible_figure(metadata: Mapping[str, Any], by_layer: Mapping[str, Sequen
 
 
 def _contradiction(header: Header) -> str | None:
-    """What a header says that its other figures or its tensors' shapes contradict, of what llama.cpp believes until an
-    assertion or a loop without an end; other figures its loader compares with the shapes.
+    """A figure of a header that contradicts other figures or the tensors' shapes, as a message. Only figures that
+    llama.cpp trusts until an assertion or an endless loop; its loader compares all others with the shapes.
     """
     own = f"{header.architecture}."
 
@@ -270,7 +271,7 @@ def _contradiction(header: Header) -> str | None:
     rotated = number("rope.dimension_count")
     is_said = f"{own}rope.dimension_count" in header.metadata and "rope.dimension_count" not in header.by_layer
     if not rotated and number("attention.key_length_mla"):
-        is_said = False  # latent attention can be without positions (GLM 5 Next)
+        is_said = False  # latent attention without positions (GLM 5 Next)
     if (
         heads
         and values != most
@@ -280,7 +281,7 @@ def _contradiction(header: Header) -> str | None:
         return f"{own}attention.key_length is {most:,}, and {own}attention.value_length is {values:,}"
     if heads and most and is_said and (rotated % 2 or not 2 <= rotated <= most):
         return f"{own}rope.dimension_count is {rotated:,}, and it can be an even number from 2 to {most:,}"
-    if header.architecture == "step35" and rotated % 4:  # some of its layers rotate half of it
+    if header.architecture == "step35" and rotated % 4:  # some of its layers rotate half of the dimensions
         return f"{own}rope.dimension_count is {rotated:,}, and it can be a multiple of 4"
     if heads and most and is_said and rotated != most and header.architecture in WHOLE_HEADS:
         return f"{own}rope.dimension_count is {rotated:,}, and it can be {most:,}"
@@ -308,7 +309,7 @@ def _head_sizes(header: Header) -> tuple[int, int]:
 
 
 def needs_trial(header: Header) -> bool:
-    """Whether only llama.cpp can say that it computes the model: it is not known what its architecture's graph asserts,
+    """Whether only llama.cpp can tell if it computes the model: the assertions of its architecture's graph are unknown,
     its keys and values have heads of two sizes, or it has prediction heads.
     """
     keys, values = _head_sizes(header)
@@ -317,8 +318,8 @@ def needs_trial(header: Header) -> bool:
 
 
 def read(path: Path) -> Header:
-    """Read a file's header. Raises `ModelError`, naming the file and the reason, where there is no whole one, or one
-    whose figures no model can have.
+    """Read a file's header. Raises `ModelError`, naming the file and the reason, where it is incomplete, or has figures
+    that no model can have.
     """
     size = _check_is_file(path)
     with path.open("rb") as file:
@@ -336,8 +337,8 @@ def read(path: Path) -> Header:
 
 
 def check_vocabulary(path: Path) -> None:
-    """Raise `ModelError` for a vocabulary with a token twice, in a file whose header has been read: llama.cpp's loader
-    would end the process by an assertion.
+    """Raise `ModelError` for a vocabulary with a token twice, at which llama.cpp's loader would end the process by an
+    assertion. The file's header must have been read.
     """
     reader = whole_header(path)
     if reader.metadata.get(VOCABULARY_KIND) in NO_VOCABULARY:
@@ -433,7 +434,7 @@ def _header_of(reader: HeaderReader, path: Path, size: int) -> Header:
         widths[tensor.name] = tensor.shape[0] if tensor.shape else 1
         weights_bytes = max(weights_bytes, tensor.offset + taken)
     alignment = reader.metadata.get("general.alignment", ALIGNMENT)
-    # (ggml asserts its kind.)
+    # (ggml asserts the type of this key.)
     if reader.kinds.get("general.alignment", UINT32) != UINT32 or alignment <= 0:
         raise ModelError(f"{path}: {DAMAGED}general.alignment is {show(alignment)}")
     offset = -(-reader.n_bytes // alignment) * alignment if reader.tensors else reader.n_bytes
@@ -443,9 +444,9 @@ def _header_of(reader: HeaderReader, path: Path, size: int) -> Header:
 
 
 def quoted(mark: int) -> str:
-    """What llama.cpp's log gave as a problem after `mark`, for the end of an error message; empty where it did not.
+    """Problems in llama.cpp's log after `mark`, for the end of an error message; empty where there are none.
 
-    The names of C functions that llama.cpp puts in front of its lines are left out.
+    The names of C functions in front of llama.cpp's lines are left out.
     """
     lines = LOG.since(mark)
     problems = [line for line in lines if line.is_problem] or lines

@@ -1,15 +1,15 @@
-"""A model's own prediction heads (multi-token prediction, MTP): further layers that guess the tokens to come.
+"""Prediction heads of a model (multi-token prediction, MTP): additional layers that draft the next tokens.
 
-They have a context of their own over the same weights, with the cells of these layers alone. After each batch of the
-model each computes the same tokens, together with the hidden row that the model gave to the token before each. What is
-copied and cut in the model's memory is copied and cut in theirs too, so they know every text that the model's cells
-hold, but for pictures: of these they know nothing, and guess worse. A snapshot of a sequence has their cells, too.
+They have a context of their own over the same weights, with cells of these layers only. After each batch of the model,
+the heads compute the same tokens, together with the hidden state that the model computed for the token before each.
+What is copied and cut in the model's memory is also copied and cut in theirs, so they know all texts in the model's
+cells. Pictures are the exception: behind these they draft worse. A snapshot of a sequence includes their cells.
 
-An assistant (Gemma 4's) is a model of its own that does the same, and reads the model's cells: it has none to be kept
-in step, and knows all that they hold.
+An assistant (Gemma 4's) is a separate model with the same task. It reads the model's cells, so it has none of its own
+to keep in step, and knows everything in them.
 
-One head guesses all of a draft, token by token. Of several each guesses one token (`shape.CHAINED`): a head has cells
-of its own of the text alone, and reads what is drafted before its token anew.
+A single head drafts all tokens, one after the other. Of several heads each drafts one token (`shape.CHAINED`): a head's
+own cells only contain text, and it computes the drafted tokens before its own again.
 """
 
 from __future__ import annotations
@@ -30,48 +30,48 @@ from uma.llama.model import Model
 
 Rows = npt.NDArray[np.float32]
 HiddenRow = npt.NDArray[np.float32]
-"""What a layer hands on of one token."""
+"""Hidden state of one token."""
 
 KEPT_ROWS = 65
-"""Hidden rows of a sequence's last batch that are kept: a token's and those of the longest draft."""
+"""Hidden states of a sequence's last batch that are kept: of one token and the longest draft."""
 
 
 class _LastRows(NamedTuple):
-    """The hidden rows of the last tokens of a sequence."""
+    """Hidden states of the last tokens of a sequence."""
 
     first: int
-    """Position of the first."""
+    """Position of the first token."""
     rows: Rows
 
 
 class Guessed(NamedTuple):
-    """A token that the next one is guessed behind, or that stands before it in a draft."""
+    """A token in the input of a head: the one that the draft follows, or one of the draft."""
 
     seq: int
     token: int
     position: int
     hidden: HiddenRow
-    """The hidden row of the token before."""
+    """Hidden state of the token before."""
     is_last: bool
-    """What comes next is guessed."""
+    """Whether the token after this one is to be drafted."""
 
 
 class PredictionHeads(Closing):
-    """Owner of the heads' context, kept in step with the model's. Belongs to the same thread as that one."""
+    """Owner of the heads' context, kept in step with the model's. Belongs to the same thread."""
 
     def __init__(self, target: Context, params: ContextParams, assistant: Model | None = None) -> None:
-        """Make it for `target`, which must have computed nothing. Raises as `Context` does."""
+        """Make the context for `target`, which must not have computed anything yet. Raises as `Context` does."""
         self._target = target
         self.vocab = target.model.vocab
         self.count = target.model.shape.heads if assistant is None else 1
-        """How many there are: of several each guesses one token."""
+        """Number of heads: with several, each drafts one token."""
         self.reads_cells = assistant is not None
-        """Whether it is an assistant. All that it guesses has the position behind the target's last cell."""
+        """Whether it is an assistant. All its drafted tokens have the position behind the target's last cell."""
         if assistant is None:
             self.context = Context(target.model, params)
         else:
             self.context = Context(assistant, params, target)
-        """What computes. Its sequences are the target's."""
+        """Context that computes. Its sequences are the target's."""
         self.kept = None if self.reads_cells else self.context
         self.has_windows = target.model.shape.memory == "sliding-window"
         self._width = target.model.n_embedding
@@ -83,10 +83,10 @@ class PredictionHeads(Closing):
         ext.llama_set_embeddings_nextn(self.context.handle, True, True)
         target.follow(self)
 
-    # What the target tells (`context.Follower`)
+    # Operations of the target (`context.Follower`)
 
     def computed(self, batch: Batch) -> None:
-        """The target has computed this batch: compute it too. What fails is forgotten."""
+        """Compute the batch that the target has computed. If that fails, all sequences are forgotten."""
         count = batch.n_tokens
         rows = _rows(self._target, count, self._width)
         sequences, positions = batch.seq_id[:count], batch.pos[:count]
@@ -98,7 +98,7 @@ class PredictionHeads(Closing):
                 self._last[int(sequences[start])] = _LastRows(int(positions[kept]), rows[kept:end].copy())
 
     def _follow(self, batch: Batch, rows: Rows, starts: Sequence[int]) -> bool:
-        """Compute a batch of the target's, of which texts begin at `starts`. Returns whether it was computed."""
+        """Compute a batch of the target, in which sequences begin at `starts`. Returns whether it was computed."""
         count = batch.n_tokens
         sequences, positions = batch.seq_id[:count], batch.pos[:count]
         self._hidden[1:count] = rows[: count - 1]
@@ -119,7 +119,7 @@ class PredictionHeads(Closing):
         return True
 
     def seq_rm(self, seq: int, p0: int = -1, p1: int = -1) -> None:
-        """The target has forgotten these positions."""
+        """Remove positions that the target has removed."""
         if not self.reads_cells:
             self.context.seq_rm(seq, p0, p1)
         if p0 <= 0:
@@ -128,22 +128,22 @@ class PredictionHeads(Closing):
             self._last[seq] = last._replace(rows=last.rows[: max(0, p0 - last.first)])
 
     def seq_cp(self, source: int, target: int, p0: int = -1, p1: int = -1) -> None:
-        """The target has copied these positions."""
+        """Copy positions that the target has copied."""
         if not self.reads_cells:
             self.context.seq_cp(source, target, p0, p1)
         if (last := self._last.get(source)) is not None:
             self._last[target] = last if p1 < 0 else last._replace(rows=last.rows[: max(0, p1 - last.first)])
 
     def clear(self) -> None:
-        """Forget all sequences."""
-        if not self.reads_cells:  # they are the target's
+        """Remove all sequences."""
+        if not self.reads_cells:  # the cells are the target's
             self.context.clear(overwrites=False)
         self._last.clear()
 
-    # Guesses
+    # Drafting
 
     def hidden_before(self, seq: int, position: int) -> HiddenRow:
-        """The target's hidden row of the token before this position; zeros where it is not known."""
+        """The target's hidden state of the token before this position; zeros where it is unknown."""
         last = self._last.get(seq)
         index = -1 if last is None else position - 1 - last.first
         if last is None or not 0 <= index < len(last.rows):
@@ -152,7 +152,7 @@ class PredictionHeads(Closing):
         return row
 
     def predict(self, head: int, rows: Sequence[Guessed]) -> int:
-        """Compute what this head guesses. The answer is that of `Context.decode`; with any but `DONE` all texts are
+        """Compute this head's draft. Returns the result of `Context.decode`; if that is not `DONE`, all sequences are
         forgotten.
         """
         self._batch.clear()
@@ -172,16 +172,18 @@ class PredictionHeads(Closing):
         return code
 
     def hidden(self, count: int) -> Rows:
-        """The hidden rows of the `count` last tokens of the last `predict`. Valid until the next batch."""
+        """Hidden states of the last `count` tokens of the last `predict`. Valid until the next batch."""
         return _rows(self.context, count, self._width)
 
     def cut(self, seq: int, position: int) -> None:
-        """Forget what was guessed from this position on."""
+        """Remove drafted tokens from this position on."""
         if not self.reads_cells:
             self.context.seq_rm(seq, position, -1)
 
     def _make_way(self, seq: int, position: int) -> None:
-        """llama.cpp takes tokens that go on where a sequence ends, or begin one anywhere."""
+        """Remove what is in the way of this position: llama.cpp only accepts tokens right behind a sequence's end, or
+        at any position of an empty sequence.
+        """
         if self.reads_cells:
             return
         held = self.context.seq_pos_max(seq)
@@ -191,12 +193,12 @@ class PredictionHeads(Closing):
             self.context.seq_rm(seq)
 
     def close(self) -> None:
-        """Free the memory; the target computes on alone."""
+        """Free the memory. The target continues alone."""
         self._target.follow(None)
         self.context.close()
 
 
 def _rows(context: Context, count: int, width: int) -> Rows:
-    """The first hidden rows of a context's last batch, in llama.cpp's memory."""
+    """The first hidden states of a context's last batch, in llama.cpp's memory."""
     rows: Rows = ctypeslib.as_array(ext.llama_get_embeddings_nextn(context.handle), (count, width))
     return rows

@@ -1,4 +1,4 @@
-"""Which llama.cpp library this is, which CPU it runs on, and the command that builds it for this machine."""
+"""Identifies the llama.cpp library and the CPU, and has the command that builds the library for this machine."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import llama_cpp.llama_cpp as lib
 CPUINFO = Path("/proc/cpuinfo")
 
 AMX_REPAIR = "-include " + shlex.quote(str(files("uma") / "data" / "amx_tile_config.h"))
-"""A C++ flag that makes GCC 12 build AMX correctly, and that other compilers do not mind."""
+"""C++ flag that makes GCC 12 build AMX correctly; other compilers ignore it."""
 
 
 def library_file() -> Path:
-    """The library that the binding has loaded."""
+    """File of the library that the binding has loaded."""
     return Path(lib._lib._name).resolve()
 
 
@@ -32,17 +32,17 @@ def cpu_field(name: str, cpuinfo: Path = CPUINFO) -> str:
 
 
 def cpu_name(cpuinfo: Path = CPUINFO) -> str:
-    """The CPU as it names itself."""
+    """Name of the CPU."""
     return cpu_field("model name", cpuinfo) or platform.processor() or platform.machine()
 
 
 def rebuild_command(variables: str = "") -> str:
-    """The command that builds the pinned llama-cpp-python for this CPU; `variables` go ahead of it."""
+    """Command that builds the pinned llama-cpp-python for this CPU; `variables` are put before it."""
     try:
         pinned = f"llama-cpp-python=={version('llama-cpp-python')}"
     except PackageNotFoundError:
         pinned = "llama-cpp-python"
-    # Not `pip` alone: the shell's can belong to another environment than the one that this process runs in.
+    # Not `pip` alone: that can belong to another environment than this process.
     pip = f"{shlex.quote(sys.executable)} -m pip install"
     options = "--force-reinstall --no-cache-dir --no-deps --no-binary llama-cpp-python"
     return f"{variables} {pip} {options} {pinned}".strip()

@@ -1,7 +1,7 @@
-"""llama.cpp's own log: the last lines kept for error messages, every line passed on to Python's `logging`.
+"""llama.cpp's log: its last lines are kept for error messages, and every line is passed to Python's `logging`.
 
-The library has one logger for the whole process, so this file has one too. It is quiet: lines go to the logger
-`uma.llama` at level DEBUG, which is not shown unless logging is set up so, or `UMA_DEBUG=1` is set.
+The library has one logger for the whole process, so this module has one, too. Lines go to the logger `uma.llama` at
+level DEBUG, which is only shown if logging is configured for it, or with `UMA_DEBUG=1`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from uma.config import is_debugging
 
 logger = logging.getLogger("uma.llama")
 
-# The binding keeps two files open for as long as the process lives, of which `python -W default` warns at its end. In
-# their place stand files that own no descriptor: these can be used until then, and end without a warning.
+# The binding keeps two files open until the process ends, and then `python -W default` warns of them. Replace them by
+# files that do not own their descriptors: these work until then, and cause no warning.
 for name in ("outnull_file", "errnull_file"):
     with getattr(_utils, name) as file:
         setattr(_utils, name, open(os.dup(file.fileno()), "w", closefd=False))  # noqa: SIM115
@@ -32,12 +32,12 @@ for name in ("outnull_file", "errnull_file"):
 KEPT_LINES = 400
 
 DEBUG, INFO, WARN, ERROR, CONTINUED = range(1, 6)
-"""`ggml_log_level`. CONTINUED goes on with the line before."""
+"""`ggml_log_level`. CONTINUED continues the line before."""
 
 
 @attrs.frozen
 class LogLine:
-    """One line of llama.cpp's log, without its line end. `thread` is the thread that llama.cpp logged it from."""
+    """A line of llama.cpp's log, without its line end. `thread` is the thread that llama.cpp logged it from."""
 
     number: int
     level: int
@@ -46,12 +46,12 @@ class LogLine:
 
     @property
     def is_problem(self) -> bool:
-        """A warning or an error."""
+        """Whether it is a warning or an error."""
         return self.level in (WARN, ERROR)
 
 
 class LlamaLog:
-    """The ring of last lines. Any thread can read it, and any thread of llama.cpp's can write it."""
+    """Ring buffer of the last lines. Any thread can read and write it."""
 
     def __init__(self) -> None:
         self._lines: deque[LogLine] = deque(maxlen=KEPT_LINES)
@@ -60,7 +60,7 @@ class LlamaLog:
         self._count = 0
 
     def write(self, level: int, text: str) -> None:
-        """Take a piece of log as llama.cpp gives it: with its line end, or as part of a line."""
+        """Take a piece of llama.cpp's log: whole lines, or a part of one."""
         thread = threading.get_ident()
         with self._lock:
             if level == CONTINUED:
@@ -71,7 +71,7 @@ class LlamaLog:
             if rest:
                 self._unfinished[thread] = (level, rest)
             lines = [self._add(level, thread, line) for line in whole if line.strip()]
-        # Outside the lock: a handler can be slow, or can itself end up here.
+        # Outside the lock: a handler can be slow, or itself log through llama.cpp.
         for line in lines:
             logger.debug("%s", line.text)
 
@@ -83,12 +83,12 @@ class LlamaLog:
 
     @property
     def mark(self) -> int:
-        """A point in the log, for `since`."""
+        """Current position in the log, for `since`."""
         with self._lock:
             return self._count
 
     def since(self, mark: int) -> list[LogLine]:
-        """What this thread's calls logged after `mark`, oldest first, as far as the ring still has it."""
+        """Lines that this thread's calls logged after `mark`, oldest first, as far as they are still kept."""
         thread = threading.get_ident()
         with self._lock:
             return [line for line in self._lines if line.number > mark and line.thread == thread]
@@ -100,7 +100,7 @@ class LlamaLog:
 
 
 LOG = LlamaLog()
-"""The process's log, as llama.cpp's logger is the process's."""
+"""Log of the process, because llama.cpp's logger belongs to the process."""
 
 
 def _on_line(level: int, text: bytes | None, _user_data: int | None) -> None:
@@ -108,7 +108,7 @@ def _on_line(level: int, text: bytes | None, _user_data: int | None) -> None:
 
 
 def _on_abort(message: bytes | None) -> None:
-    # ggml's own way is a backtrace of C frames by a debugger, if there is one. The process ends either way.
+    # Instead of ggml's own handler, which runs a debugger for a backtrace. The process ends either way.
     said = (message or b"").decode("utf-8", "replace")
     lines = [f"uma: error: llama.cpp gave up and ended the process: {said}", "its last lines were:", *LOG.last(8)]
     os.write(2, ("\n  ".join(lines) + "\n").encode())
@@ -116,11 +116,11 @@ def _on_abort(message: bytes | None) -> None:
 
 CALLBACK = lib.llama_log_callback(_on_line)
 _abort_callback = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(_on_abort)
-"""Both are kept here because llama.cpp holds only their addresses."""
+"""Referenced here because llama.cpp only holds the callbacks' addresses."""
 
 
 def install() -> None:
-    """Point llama.cpp's and ggml's logger here. Harmless when repeated."""
+    """Redirect llama.cpp's and ggml's log to `LOG`. Harmless when repeated."""
     if is_debugging() and not logger.hasHandlers():
         logger.addHandler(logging.StreamHandler())
         logger.setLevel(logging.DEBUG)
@@ -131,9 +131,9 @@ def install() -> None:
 
 
 def _silence() -> None:
-    """Let llama.cpp log into nothing: a late line must not call into an interpreter that is going away.
+    """Have llama.cpp discard its log: a late line must not call into an interpreter that is ending.
 
-    `abs` of the C library stands in for "do nothing": it reads its first argument and has no effect.
+    The callback is `abs` of the C library, which reads its first argument and has no effect.
     """
     nothing = ctypes.cast(ctypes.CDLL(posix.LIBC).abs, lib.llama_log_callback)
     lib.llama_log_set(nothing, ctypes.c_void_p(0))

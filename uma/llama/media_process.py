@@ -1,8 +1,8 @@
-"""The program of the child process that decodes files of pictures and sounds, which strangers have made.
+"""Program of the child process that decodes untrusted files of pictures and sounds.
 
-llama.cpp's own decoders do it, but for WebP, which it leaves to ffmpeg: that is Pillow's, where it is installed. A
-fault in them ends that process and one request. Its parent's side is `uma.media`. It imports next to nothing: the child
-starts in a fraction of the time that all of the bindings would need.
+llama.cpp's own decoders are used; for WebP, which it leaves to ffmpeg, Pillow where it is installed. A crash in them
+ends this process and one request. The parent's side is `uma.media`. This module imports next to nothing, so that the
+child starts in a fraction of the time that all bindings would need.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from uma.child import confine, serve_about
 MAX_MEMORY_BYTES = 3 * 2**30
 """Address space of the child process, libraries included."""
 SAMPLE_RATE = 16_000
-"""Samples of a second of sound as it is decoded. llama.cpp's projectors for speech want no other, but for one."""
+"""Sample rate of decoded sounds. All but one of llama.cpp's projectors for speech expect it."""
 TOO_LARGE = "too large"
-"""The problem of a file that takes too many bytes once it is decoded."""
+"""Problem of a file that takes too many bytes when decoded."""
 
 _FRAME = 640
 _TEXT, _UINT32, _FLOAT32, _BOOL = 8, 4, 6, 7
 _ALIGNMENT = 32
-"""Constants of GGUF: its types of values, and where tensors begin."""
+"""Constants of GGUF: types of values, and the alignment of tensors."""
 
 
 def main() -> None:
-    """Decode files until the parent closes its end."""
+    """Decode files until the parent closes the connection."""
     serve_about(_decoder, MAX_MEMORY_BYTES)
 
 
 def _decoder(setup: Any) -> Callable[[Any, bytes], tuple[Any, bytes]]:
-    # The package's modules without the package, which would import all of them.
+    # Import modules without their package, whose `__init__` would import all of them.
     spec = importlib.util.find_spec("llama_cpp")
     assert spec is not None
     sys.modules["llama_cpp"] = importlib.util.module_from_spec(spec)
     import llama_cpp.mtmd_cpp as lib  # noqa: PLC0415
 
     options = lib.mtmd_helper_init_opt_default()
-    options.video_params.ffmpeg_bin_dir = os.fsencode(os.devnull)  # what is no picture is not given to ffmpeg
+    options.video_params.ffmpeg_bin_dir = os.fsencode(os.devnull)  # no ffmpeg for files that are not pictures
     audio_context = _audio_context(lib) if setup["hears"] else None
     with suppress(ImportError):  # without Pillow the parent sends no WebP
         from PIL import Image, WebPImagePlugin  # noqa: F401, PLC0415
@@ -72,10 +72,10 @@ def _decoder(setup: Any) -> Callable[[Any, bytes], tuple[Any, bytes]]:
 
 
 def _webp(data: bytes) -> tuple[Any, bytes]:
-    """The first picture of a file."""
+    """Decode the first frame of a file."""
     from PIL import Image, WebPImagePlugin  # noqa: PLC0415
 
-    Image.MAX_IMAGE_PIXELS = None  # the parent has looked at its size
+    Image.MAX_IMAGE_PIXELS = None  # the parent has checked the size
     try:
         image = WebPImagePlugin.WebPImageFile(BytesIO(data)).convert("RGB")
     except (OSError, ValueError, EOFError, SyntaxError):
@@ -84,8 +84,8 @@ def _webp(data: bytes) -> tuple[Any, bytes]:
 
 
 def _audio_context(lib: Any) -> int:
-    """A context of libmtmd that has nothing but a sample rate: its decoder of sounds takes that from a context."""
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a GPU is looked for, and would take its time and memory
+    """A context of libmtmd with nothing but a sample rate, which its decoder of sounds takes from a context."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # without this, a GPU is initialised, which takes time and memory
     params = lib.mtmd_context_params_default()
     params.use_gpu = params.warmup = params.print_timings = False
     params.n_threads = 1
@@ -99,7 +99,7 @@ def _audio_context(lib: Any) -> int:
 
 
 def _least_projector() -> bytes:
-    """A GGUF file of a projector that hears at `SAMPLE_RATE`: one row of zeros, of the kind without an encoder."""
+    """A minimal GGUF file of a projector for sounds at `SAMPLE_RATE`: a row of zeros, of a kind without encoder."""
     values = [
         _text("general.architecture") + struct.pack("<I", _TEXT) + _text("clip"),
         _text("clip.projector_type") + struct.pack("<I", _TEXT) + _text("gemma4ua"),

@@ -1,7 +1,7 @@
 """A loaded model: its weights, its card, its vocabulary and its chat template, all read from the file.
 
-Loading checks the header first, so that a file that cannot be served is refused with its name and the reason in plain
-words, and quotes llama.cpp's last log lines for the rest.
+Loading checks the header first, so that an unusable file is refused by name and with the reason in plain words. For
+other errors the message quotes llama.cpp's last log lines.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from uma.llama.vocab import Vocab
 from uma.types import ModelInfo, listed_name
 
 OnProgress = Callable[[float], bool]
-"""Called on the loading thread with the part of the weights that is loaded, 0 to 1. False ends the load. It must not
+"""Called on the loading thread with the loaded fraction of the weights, 0 to 1. False stops the load. Must not
 raise."""
 
 SAMPLES, SAMPLE_BYTES = 256, 4096
@@ -64,13 +64,13 @@ class Model(Closing):
         self.vocab_only = vocab_only
         self._placement = Placement(n_gpu_layers, cpu_experts)
         self.is_on_gpu = n_gpu_layers != 0
-        """Whether a GPU has layers of it."""
+        """Whether a GPU has any of its layers."""
         self.is_all_on_gpu = n_gpu_layers < 0 and not cpu_experts
-        """Whether it has all of them."""
+        """Whether GPUs have all of its layers."""
         self.predicts = predicts
         """Whether its prediction heads are loaded."""
         self.vocab = Vocab(self, str(parts[0].metadata.get("tokenizer.ggml.pre", "default")))
-        # (Of a vocabulary alone, llama.cpp says 0.)
+        # (0 from llama.cpp for a vocabulary alone.)
         self.n_ctx_train = int(lib.llama_model_n_ctx_train(handle)) or parts[0].context_length
         self.is_causal = _is_causal(handle, parts[0])
         """See `Shape.is_causal`."""
@@ -83,22 +83,22 @@ class Model(Closing):
             is_mapped=is_mapped,
         )
         self.n_embedding = int(lib.llama_model_n_embd_out(handle))
-        """Figures of an embedding."""
+        """Dimensions of an embedding."""
         self.n_scores = int(lib.llama_model_n_cls_out(handle))
-        """Figures of a classifier's answer, where the model has one."""
+        """Number of a classifier's scores, where the model has a classifier."""
         rerank: bytes | None = lib.llama_model_chat_template(handle, b"rerank")
         self.rerank_template = rerank.decode("utf-8", "replace") if rerank else None
-        """A prompt with `{query}` and `{document}`, where the model wants a pair in a form of its own."""
+        """Prompt with `{query}` and `{document}`, where the model expects its own form of a pair."""
         template: bytes | None = lib.llama_model_chat_template(handle, None)
         self.chat_template = ChatTemplate(
             template.decode("utf-8", "replace") if template else None, self.vocab.bos_text, self.vocab.eos_text
         )
         trained: bytes | None = lib.llama_model_chat_template(handle, b"systemone")
         self.decision_template = ChatTemplate(trained.decode("utf-8", "replace"), "", "") if trained else None
-        """How a decision model is asked, where its file says it."""
+        """Template of a decision model's prompts, where its file has one."""
         self.info = self._read_info(is_builtin)
         self.adapters: tuple[Adapter, ...] = ()
-        """LoRA adapters that are loaded with it."""
+        """Loaded LoRA adapters."""
 
     @classmethod
     def load(
@@ -117,18 +117,18 @@ class Model(Closing):
     ) -> Model:
         """Load a GGUF file, or a split model by its first part. Takes as long as reading the weights; any thread.
 
-        Weights of more than `map_above_bytes` are mapped from their file, others read into memory, in huge pages where
-        there are any: 0 maps all, `math.inf` none.
+        Weights of more than `map_above_bytes` are mapped from their file, others are read into memory, in huge pages
+        where available: 0 maps all, `math.inf` none.
 
-        Of a mixture of experts those of the first `cpu_experts` layers are no GPU's (`placement`).
+        The experts of the first `cpu_experts` layers stay off the GPUs (`placement`).
 
-        With `extra_buffers` on, llama.cpp lays weights out for the CPU's matrix units as it likes; `auto`: not for AMX,
-        which some compilers build wrongly; `off`: as they are in the file.
+        With `extra_buffers` on, llama.cpp arranges weights for the CPU's matrix units; `auto`: except for AMX, which
+        some compilers build wrongly; `off`: weights stay as they are in the file.
 
-        With `predicts` it has its prediction heads too, where it has some that are used (`llama.heads`).
+        `predicts` also loads its prediction heads, where it has usable ones (`llama.heads`).
 
-        Raises `ModelError`, naming the file and the reason, for whatever cannot be loaded, or neither generates nor
-        embeds text; and `LoadStopped` where `on_progress` has returned False, which is asked before each tensor.
+        Raises `ModelError`, naming the file and the reason, for a file that cannot be loaded, or neither generates nor
+        embeds text; and `LoadStopped` where `on_progress`, which is called before each tensor, has returned False.
         """
         parts = header.read_parts(Path(path))
         header.check_vocabulary(Path(path))
@@ -176,11 +176,11 @@ class Model(Closing):
         return model
 
     def why_no_assistant_of(self, target: Model) -> str | None:
-        """See `shape.why_no_assistant`; else the first difference of the vocabularies."""
+        """See `shape.why_no_assistant`; also the first difference of the vocabularies."""
         return why_no_assistant(self._parts[0], target._parts[0]) or target.vocab.difference(self.vocab)
 
     def load_adapter(self, path: Path, name: str, scale: float = 1.0) -> Adapter:
-        """Load a LoRA adapter, once it is checked, before any context is made. Raises `ModelError`."""
+        """Check and load a LoRA adapter, before any context is made. Raises `ModelError`."""
         adapter = adapters.load(self.handle, [part.path for part in self._parts], path, name, scale)
         self.adapters += (adapter,)
         return adapter
@@ -194,10 +194,10 @@ class Model(Closing):
 
     @cached_property
     def model_hash(self) -> str:
-        """The model's identity, for keys of caches: the same file gives the same, a different model another.
+        """Identity of the model, for keys of caches: equal for the same file, different for different models.
 
-        Covers each part's size and whole header (metadata, vocabulary, shapes) and 256 samples of 4 KiB spread over
-        its weights, so it takes milliseconds where reading all would take as long as loading.
+        Covers each part's size and whole header (metadata, vocabulary, shapes) and 256 samples of 4 KiB spread over its
+        weights. So it takes milliseconds, where hashing all weights would take as long as loading.
         """
         digest = hashlib.sha256()
         for part in self._parts:
@@ -214,12 +214,12 @@ class Model(Closing):
 
     @property
     def header(self) -> Header:
-        """The header of its file, of a split model that of the first part."""
+        """Header of its file; for a split model, of the first part."""
         return self._parts[0]
 
     @property
     def decision_temperatures(self) -> dict[str, float]:
-        """Divisors of log probabilities that were fitted to kinds of questions, by the kind or the kind and a size."""
+        """Divisors of log probabilities, fitted to kinds of questions, by the kind or the kind and a size."""
         part = self._parts[0]
         start = f"{part.architecture}.decision.temperature."
         found = {key.removeprefix(start): value for key, value in part.metadata.items() if key.startswith(start)}
@@ -227,12 +227,12 @@ class Model(Closing):
 
     @property
     def n_tensors(self) -> int:
-        """Tensors of its files."""
+        """Number of tensors in its files."""
         return sum(len(part.tensor_bytes) for part in self._parts)
 
     @property
     def n_layers(self) -> int:
-        """Layers."""
+        """Number of layers."""
         return int(lib.llama_model_n_layer(self.handle))
 
     def _read_info(self, is_builtin: bool) -> ModelInfo:
@@ -256,7 +256,7 @@ class Model(Closing):
         )
 
     def close(self) -> None:
-        """Free the weights, as soon as no context and no thread uses them any more. Harmless when repeated."""
+        """Free the weights, as soon as no context and no thread uses them. Harmless when repeated."""
         with self._lock:
             self._close_wanted = True
         self._free_if_unused()
@@ -287,11 +287,11 @@ class Model(Closing):
 
 
 class LoadStopped(Exception):
-    """`on_progress` has ended the load. Nothing of the model is left in memory."""
+    """`on_progress` has stopped the load. Nothing of the model is left in memory."""
 
 
 class _Watch:
-    """llama.cpp's progress callback for one load; to be kept until the model is loaded."""
+    """llama.cpp's progress callback for one load. Must be referenced until the model is loaded."""
 
     def __init__(self, on_progress: OnProgress | None, pages: NewPages | None) -> None:
         self._on_progress = on_progress
@@ -357,6 +357,6 @@ def _optional_text(metadata: dict[str, Any], key: str) -> str | None:
 
 
 def llama_version() -> str:
-    """The llama.cpp that is loaded, as it names itself."""
+    """Version of the loaded llama.cpp."""
     version: bytes = lib.llama_version()
     return version.decode("utf-8", "replace")

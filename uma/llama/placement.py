@@ -1,9 +1,9 @@
-"""Which weights of a model lie on the GPUs, where their memory does not hold all of them.
+"""Placement of a model's weights on GPUs whose memory does not hold all of them.
 
-llama.cpp puts the last layers on the GPUs, as many as it is told, each with its KV; the matrix behind them counts as
-one more. Of a mixture of experts a token reads a few of each layer's experts, most of the weights and the least read of
-them: so the experts of the first layers are what the CPU computes first. That is the order of llama-server's `--fit`,
-which is no part of llama.cpp's library.
+llama.cpp puts the last layers on the GPUs, as many as it is told, each with its KV; the output matrix counts as one
+more. In a mixture of experts, a token reads a few experts of each layer: they are most of the weights, and the least
+read. So the experts of the first layers are the first weights to be computed by the CPU. This is the order of
+llama-server's `--fit`, which is not part of llama.cpp's library.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import llama_cpp.llama_cpp as lib
 from uma.llama.header import Header
 
 ALL_LAYERS = -1
-"""llama.cpp's number for all layers and the matrix behind them."""
+"""llama.cpp's number for all layers and the output matrix."""
 RESERVED_BYTES = 2**30
-"""Left free on each GPU, for what computing takes there and for other programs: as llama-server's `--fit-target`."""
+"""Memory left free on each GPU, for compute buffers and other programs: as llama-server's `--fit-target`."""
 
 _LAYER = re.compile(r"blk\.(\d+)\.")
 _EXPERTS = re.compile(r"\.ffn_(up|down|gate|gate_up)_(ch|)exps")
@@ -29,15 +29,15 @@ _EXPERTS = re.compile(r"\.ffn_(up|down|gate|gate_up)_(ch|)exps")
 
 @attrs.frozen
 class Placement:
-    """What is on the GPUs."""
+    """Weights on the GPUs."""
 
     gpu_layers: int
-    """The last layers, the matrix behind them counted as one; `ALL_LAYERS`, or 0: none."""
+    """Number of layers, from the last, with the output matrix counted as one; `ALL_LAYERS`; or 0: none."""
     cpu_experts: int = 0
-    """Layers of these, the model's first, whose experts are not."""
+    """Number of layers, from the model's first, whose experts are not on the GPUs."""
 
     def weights_bytes(self, parts: Iterable[Header]) -> int:
-        """Weights that are on the GPUs."""
+        """Bytes of weights on the GPUs."""
         parts = list(parts)
         sizes = {name: size for part in parts for name, size in part.tensor_bytes.items()}
         behind = parts[0].n_layers + 1
@@ -52,8 +52,8 @@ class Placement:
 
 
 def place(parts: Iterable[Header], free_bytes: Sequence[int], kv_bytes: int) -> Placement:
-    """Placement of as much of a model as GPUs with so many free bytes each hold, beside `kv_bytes` of KV for all layers
-    together.
+    """Placement of as much of a model as GPUs with so many free bytes each can hold, with `kv_bytes` of KV for all
+    layers together.
     """
     parts = list(parts)
     sizes = {name: size for part in parts for name, size in part.tensor_bytes.items()}
@@ -71,7 +71,7 @@ def place(parts: Iterable[Header], free_bytes: Sequence[int], kv_bytes: int) -> 
     kv_of_layer = kv_bytes // max(1, len(layers))
     without_experts = {layer: dense.get(layer, 0) + kv_of_layer for layer in layers}
     largest = max((without_experts[layer] + experts.get(layer, 0) for layer in layers), default=0)
-    # A layer is on one GPU: on each but one there can be free what another layer would take.
+    # A layer is on one GPU, so each GPU but one can have up to a layer's size left over.
     usable = sum(max(0, free - RESERVED_BYTES) for free in free_bytes) - (len(free_bytes) - 1) * largest
     left = usable - behind - sum(without_experts.values())
     if left >= 0:
@@ -90,8 +90,8 @@ def place(parts: Iterable[Header], free_bytes: Sequence[int], kv_bytes: int) -> 
 
 
 def _is_cpus(name: str, sizes: Mapping[str, int]) -> bool:
-    """Whether a tensor beside the layers is read by the CPU alone: the first matrix, unless the model has one for both
-    ends, of which the GPU has a copy.
+    """Whether the CPU alone reads a tensor outside of the layers: the embedding matrix, unless it is also the output
+    matrix, of which the GPU has a copy.
     """
     return name.startswith("token_embd.") and "output.weight" in sizes
 
@@ -103,8 +103,8 @@ class _Override(ctypes.Structure):
 
 
 def overrides(cpu_experts: int) -> Any:
-    """Value of `tensor_buft_overrides`: the experts of so many first layers in the CPU's memory. To be kept until the
-    model is loaded.
+    """Value of `tensor_buft_overrides` that keeps the experts of the first `cpu_experts` layers in the CPU's memory.
+    Must be referenced until the model is loaded.
     """
     buffer_type = ctypes.CFUNCTYPE(ctypes.c_void_p)(("ggml_backend_cpu_buffer_type", lib._lib))
     layers = "|".join(map(str, range(cpu_experts)))

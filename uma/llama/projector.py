@@ -1,8 +1,8 @@
-"""A projector (mmproj file): it turns pictures and sounds into embeddings that a model reads in the place of tokens.
+"""A projector (mmproj file), which turns pictures and sounds into embeddings that a model reads instead of tokens.
 
-llama.cpp's libmtmd does it. A `Projector` owns its context, a `Picture` one piece of a prompt, others are `TextPiece`.
-What llama-server does with a picture is done by the same calls here, so its text is the same. A sound is a picture
-here: it is told from one only where it is decoded, and libmtmd cuts a long one into several.
+It wraps llama.cpp's libmtmd. A `Projector` owns a context of it; a prompt consists of `TextPiece` and `Picture`. The
+calls are those of llama-server, so the tokens are the same. In this module sounds are pictures, too: they differ only
+in decoding, and libmtmd divides a long sound into several.
 """
 
 from __future__ import annotations
@@ -40,26 +40,26 @@ Embedding = npt.NDArray[np.float32]
 """`[tokens, figures]`."""
 
 MARKER_BYTES = 16
-"""Length of the secret in a marker: what stands for a picture in a prompt's text is nothing that a user can write."""
+"""Length of the random part of a marker, so that users cannot write the text that stands for a picture."""
 CUT_NODES = 4
-"""Nodes of a projector's graph that are computed without a break: a large matrix product of it takes a fraction of a
-second on few cores, and all the others nearly nothing."""
+"""Nodes of a projector's graph that are computed without a break: on few cores a large matrix product takes a fraction
+of a second, and all other nodes nearly nothing."""
 MROPE_POSITIONS = 4
-"""Numbers that say where a token is, with M-RoPE."""
+"""Numbers in a token's position, with M-RoPE."""
 ALIGNED, BLOCK = "deepseek4v", 4
-"""Kind of projector whose pictures are laid on blocks of so many tokens, with padding before them."""
+"""Kind of projector whose pictures are aligned to blocks of tokens, with padding before them."""
 COUNTED = "hunyuanvl"
-"""Kind of projector for whose pictures a fourth number says how many of the prompt come before."""
+"""Kind of projector with a fourth number in positions: how many of the prompt's pictures come before."""
 IDENTITY_BYTES = 2**20
-"""Bytes of a projector's file that are read at its beginning and its end to tell it from others."""
+"""Bytes at the beginning and the end of a projector's file that identify it."""
 
 
 @attrs.frozen
 class Pixels:
-    """A decoded picture: three bytes a pixel, row by row."""
+    """A decoded picture: three bytes for each pixel, row by row."""
 
     id: str
-    """The hash of its file."""
+    """Hash of its file."""
     width: int
     height: int
     data: bytes
@@ -67,25 +67,23 @@ class Pixels:
 
 @attrs.frozen
 class Samples:
-    """A decoded sound: numbers of 32 bits, `SAMPLE_RATE` a second."""
+    """A decoded sound: 32-bit floats, `SAMPLE_RATE` a second."""
 
     id: str
-    """The hash of its file."""
+    """Hash of its file."""
     count: int
     data: bytes
 
 
 @attrs.frozen
 class TextPiece:
-    """A piece of a prompt that is tokens."""
+    """A piece of a prompt that consists of tokens."""
 
     tokens: npt.NDArray[np.int32]
 
 
 class Picture:
-    """A piece of a prompt that is a picture or a sound, or a part of one. It can be used from any thread, one at a
-    time.
-    """
+    """A piece of a prompt that is a picture or a sound, or a part of one. Any thread can use it, one at a time."""
 
     def __init__(self, handle: int) -> None:
         """Own a copy of a chunk that belongs to libmtmd."""
@@ -93,9 +91,9 @@ class Picture:
         self.is_sound = lib.mtmd_input_chunk_get_type(handle) == lib.MTMD_INPUT_CHUNK_TYPE_AUDIO
         self.n_tokens = int(lib.mtmd_input_chunk_get_n_tokens(handle))
         self.n_positions = int(lib.mtmd_input_chunk_get_n_pos(handle))
-        """Number of positions that it takes: with M-RoPE fewer than it has tokens."""
+        """Number of positions that it takes: with M-RoPE fewer than tokens."""
         self.embedding: Embedding | None = None
-        """What `Projector.encode` has made of it."""
+        """Result of `Projector.encode`."""
 
     def _own(self, handle: int | None) -> None:
         if not handle:
@@ -104,14 +102,14 @@ class Picture:
         self._finalizer = weakref.finalize(self, lib.mtmd_input_chunk_free, handle)
 
     def forget_pixels(self) -> None:
-        """Once it is encoded: keep what its shape says alone."""
+        """Free its pixels once it is encoded, and keep only its shape."""
         old, placeholder = self._finalizer, lib.mtmd_input_chunk_get_placeholder(self.handle)
         self._own(placeholder)
         old()
 
 
 class Projector(Closing):
-    """Owner of a context of libmtmd. `prepare` is safe in any thread; `encode` and `decode` belong to one at a time.
+    """Owner of a context of libmtmd. Any thread can `prepare`; `encode` and `decode` belong to one thread at a time.
 
     Close it before the model.
     """
@@ -119,8 +117,8 @@ class Projector(Closing):
     def __init__(
         self, path: Path, model: Model, *, threads: int = 0, uses_gpu: bool = True, is_tried: bool = False
     ) -> None:
-        """Load it beside the model that it is for, in a process that it can end first, unless it `is_tried`. Raises
-        `ModelError`.
+        """Load the projector for `model`. Unless it `is_tried`, it is first loaded in a child process, which it can
+        crash. Raises `ModelError`.
         """
         self.path = path
         self.model = model
@@ -129,22 +127,21 @@ class Projector(Closing):
         lib.mtmd_helper_log_set(CALLBACK, None)
         mark = LOG.mark
         self.marker = f"__media_{secrets.token_hex(MARKER_BYTES)}__"
-        """What stands for a picture in a prompt's text. A template that writes JSON leaves it as it is."""
+        """Text that stands for a picture in a prompt. Templates that write JSON do not escape it."""
         params = lib.mtmd_context_params_default()
         params.use_gpu = uses_gpu
         params.print_timings = False
         params.n_threads = threads or backend.core_count()
         params.media_marker = self.marker.encode()
         self.is_cut = not (uses_gpu and backend.has_gpu())
-        """Whether `encode` has breaks. A GPU encodes without: there each would cost more than the nodes between two."""
+        """Whether `encode` has breaks. A GPU encodes without: a break would cost more than the nodes between two of
+        them."""
         self._between: Callable[[], bool] = _go_on
         self._nodes, self._is_whole = 0, True
         self._callback = ggml_backend_sched_eval_callback(self._has_come_to)
         if self.is_cut:
             params.cb_eval = self._callback
-        params.warmup = (
-            True  # memory for computing is laid out, before a context takes what is free; nothing is computed
-        )
+        params.warmup = True  # allocates compute buffers before a context takes the free memory; computes nothing
         try:
             self.identity = _identity(path)
         except OSError as error:
@@ -162,12 +159,12 @@ class Projector(Closing):
             _log.warning("%s: takes no sounds: at %d samples a second they are not decoded here", path, rate)
             self.hears = False
         self.uses_mrope = bool(lib.mtmd_decode_use_mrope(self._handle))
-        """Whether a token's position is three numbers, so that of a picture's tokens many have the same."""
+        """Whether positions consist of several numbers (M-RoPE), so that many tokens of a picture share the first."""
         figures = header.read(path).metadata
         kinds = {figures.get(f"clip.{of}projector_type") for of in ("vision.", "")}
         self._counts_pictures = COUNTED in kinds
         self.block = BLOCK if ALIGNED in kinds else 1
-        """Tokens of which a picture's place in a prompt is told from a multiple."""
+        """Size of the blocks that pictures are aligned to."""
 
     @property
     def handle(self) -> int:
@@ -177,10 +174,11 @@ class Projector(Closing):
         return self._handle
 
     def prepare(self, file: Pixels | Samples, lead: int = 0) -> list[TextPiece | Picture]:
-        """What a file is in a prompt: pictures, and the tokens that the model has around them, where so many stand
-        before it in its `block`. Raises `BadRequest`.
+        """Pictures of a file, and the tokens that the model has around them. `lead` is the number of tokens before it
+        in its `block`. Raises `BadRequest`.
 
-        llama.cpp's prompt is text and these one behind another: it reads each text between two files by itself.
+        A prompt consists of text and the pieces of each file in order, because llama.cpp also tokenizes each text
+        between two files by itself.
         """
         vocab = self.model.vocab
         before = vocab.text_of(vocab.special_ids[0]) if lead else ""
@@ -196,11 +194,12 @@ class Projector(Closing):
         return pieces
 
     def encode(self, picture: Picture, between: Callable[[], bool] | None = None) -> bool:
-        """Make a picture's embedding; its pixels go. Takes a projector's whole pass, without the GIL. Raises
-        `BadRequest`, also where it is no numbers: these would spoil the answers of all who share the KV.
+        """Compute a picture's embedding, and free its pixels. Takes a whole pass of the projector, without the GIL.
+        Raises `BadRequest`, also where the embedding is not finite, because that would spoil the answers of all
+        sequences that share the KV.
 
-        Where it `is_cut`, `between` is called every `CUT_NODES` nodes, in this thread, which can compute something else
-        there. It must not raise. Once it is False, the rest is left out; returns whether the picture is encoded.
+        If it `is_cut`, `between` is called after every `CUT_NODES` nodes, in this thread, and can compute something
+        else. It must not raise. Once it returns False, the rest is skipped. Returns whether the picture is encoded.
         """
         self._between, self._nodes, self._is_whole = between or _go_on, 0, True
         try:
@@ -221,8 +220,8 @@ class Projector(Closing):
         return True
 
     def _has_come_to(self, _node: int, is_asked: bool, _data: int) -> bool:
-        """Callback of llama.cpp, which asks of a node whether there is to be a break behind it, and in a break whether
-        to go on.
+        """Callback of llama.cpp, which asks for each node whether to make a break behind it, and in a break whether to
+        go on.
         """
         if is_asked:
             self._nodes += 1
@@ -231,19 +230,20 @@ class Projector(Closing):
         return self._is_whole
 
     def attends_both_ways(self, picture: Picture) -> bool:
-        """Whether its tokens attend to later ones too: then one ubatch must hold all of them."""
+        """Whether its tokens also attend to later ones, so that one ubatch must hold all of them."""
         return bool(lib.mtmd_decode_use_non_causal(self.handle, picture.handle))
 
     def shares_positions(self, picture: Picture) -> bool:
-        """Whether all its tokens stand where it begins, for what llama.cpp keeps of a sequence."""
+        """Whether llama.cpp counts all its tokens at the position where it begins."""
         return self.uses_mrope and not picture.is_sound
 
     def decode(
         self, context: Context, picture: Picture, part: range, position: int, seq_id: int, before: int = 0
     ) -> int:
-        """Compute a `part` of the tokens of a picture that is encoded at the end of a sequence, in one batch: all of
-        them where it `attends_both_ways`, and then they fit a ubatch. So many come `before` it in its prompt. Returns
-        what `Context.decode` does; what a failed one leaves in memory lies at `position` and behind.
+        """Compute a `part` of an encoded picture's tokens at the end of a sequence, in one batch. If the picture
+        `attends_both_ways`, the part must be all tokens, and they must fit a ubatch. `before` is the number of pictures
+        before it in the prompt. Returns what `Context.decode` does. What a failed call leaves in memory is at
+        `position` and behind.
         """
         if picture.embedding is None:
             raise ValueError("picture: is not encoded")
@@ -265,7 +265,9 @@ class Projector(Closing):
         )
 
     def _positions(self, picture: Picture, part: range, position: int, before: int) -> npt.NDArray[np.int32]:
-        """Position of each token, or with M-RoPE four, of which the picture's place in the text is the first."""
+        """Position of each token; with M-RoPE four numbers for each, the first of which is the picture's place in the
+        text.
+        """
         if not self.shares_positions(picture):
             along = np.arange(position, position + len(part), dtype=np.int32)
             return np.tile(along, MROPE_POSITIONS if self.uses_mrope else 1)
@@ -274,11 +276,11 @@ class Projector(Closing):
         lib.mtmd_helper_image_get_decoder_pos(image, position, places)
         numbers = np.frombuffer(places, np.int32).reshape(-1, MROPE_POSITIONS)
         if self._counts_pictures:
-            numbers[1:-1, 3] = before  # of what is prepared alone libmtmd says none
+            numbers[1:-1, 3] = before  # libmtmd says 0, because each file is prepared alone
         return np.ascontiguousarray(numbers[part.start : part.stop, [0, 2, 1, 3]].T).reshape(-1)  # time, y, x
 
     def close(self) -> None:
-        """Free it. Harmless when repeated."""
+        """Free the context. Harmless when repeated."""
         handle, self._handle = self._handle, None
         if handle:
             lib.mtmd_free(handle)

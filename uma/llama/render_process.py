@@ -1,4 +1,4 @@
-"""The child processes that render conversations, from their parent's side: killed where one takes too long."""
+"""Parent side of the child processes that render conversations. A child that takes too long is killed."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from uma.llama import sandbox
 from uma.llama.sandbox import MAX_TEXT_CHARS, RefusedError, UnusableError
 
 DEADLINE_SEC = 2.0
-"""Maximum CPU time for one rendering. The longest conversation that a frame holds takes a tenth of it."""
+"""Maximum CPU time for one rendering. The longest conversation in a frame takes a tenth of it."""
 RETRY_AFTER_MS = 5_000
-"""Time after which to ask again where the machine was too busy for a rendering."""
+"""`retry_after_ms` of a refusal because the machine is too busy."""
 RENDERERS = 2
-"""Maximum child processes: as many as prompts are prepared at once, so that the one that is kept free of background
-work finds a process as well as a thread. The second is started where it is needed."""
+"""Maximum child processes: as many as prompts are prepared at once, so that the thread that is kept free of background
+work also finds a process. The second one is started on demand."""
 MAX_ANSWER_BYTES = 8 * MAX_TEXT_CHARS
 
 
 class RenderProcesses:
-    """A few child processes, each started when it is needed first. Any thread; one that finds all busy waits.
+    """A few child processes, each started on first use. Any thread; a thread that finds all busy waits.
 
-    `setup` is the template's source and its tokens for the beginning and the end of text.
+    `setup` is the template's source, and its texts for the beginning and the end of text.
     """
 
     def __init__(self, setup: list[str]) -> None:
@@ -32,13 +32,13 @@ class RenderProcesses:
         )
 
     def start(self) -> None:
-        """Start a child if there is none. Does not wait for it. Where that is impossible `render` says so."""
+        """Start a child if there is none, without waiting for it. If that fails, `render` reports it."""
         with self._children.taken() as child, suppress(ChildClosedError, OSError):
             child.start()
 
     def render(self, conversation: dict[str, Any]) -> str:
-        """The text of a conversation. Raises `UnusableError`, also for a child that had to be killed, or died, and
-        `Overloaded` where the machine had no time for it.
+        """Text of a conversation. Raises `UnusableError`, also for a child that had to be killed or died, and
+        `Overloaded` where the machine is too busy.
         """
         try:
             with self._children.taken() as child:
@@ -64,5 +64,5 @@ class RenderProcesses:
         return text
 
     def close(self) -> None:
-        """Kill the children, with whatever they render, and start no other. Harmless when repeated."""
+        """Kill the children, whatever they are rendering, and start no others. Harmless when repeated."""
         self._children.close()

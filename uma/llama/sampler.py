@@ -1,9 +1,8 @@
-"""Choosing the next token, by llama.cpp's own samplers in the order of its default chain.
+"""Samples the next token, with llama.cpp's samplers in the order of its default chain.
 
 Penalties, DRY, top-n-sigma, top-k, typical-p, top-p, min-p, XTC, temperature, draw. With Mirostat: penalties, DRY,
-temperature, Mirostat; llama.cpp's own chain leaves the first two out there, and here they hold. A step that would
-change nothing is left out. Plain greedy rows need none of this: `argmax` over `Context.logits` gives the same token for
-all of them at once.
+temperature, Mirostat; llama.cpp's own chain has no penalties and DRY there. Steps that would change nothing are left
+out. Plain greedy rows do not need this: `argmax` over `Context.logits` gives the same token for all of them at once.
 """
 
 from __future__ import annotations
@@ -19,23 +18,26 @@ from uma.llama.vocab import Vocab
 from uma.types import SamplerSettings, SamplingParams
 
 POSSIBLE = 1e-10
-"""Tokens under this fraction of the likeliest one's probability are dropped before typical-p, XTC and Mirostat. What a
-grammar excludes has no probability: llama.cpp would take its logarithm there, or find it the least likely choice."""
+"""Tokens below this fraction of the highest probability are dropped before typical-p, XTC and Mirostat. Tokens that a
+grammar excludes have probability 0: llama.cpp would take its logarithm there, or find such a token the least likely
+choice."""
 MIROSTAT_TOKENS = 100
-"""Likeliest tokens from which Mirostat 1 estimates the distribution's shape: llama.cpp's default."""
+"""Number of likeliest tokens from which Mirostat 1 estimates the distribution: llama.cpp's default."""
 MIN_DIVISOR = 1e-6
-"""Smallest temperature or repetition penalty given to llama.cpp, which divides 32-bit logits by it. At this value the
-likeliest token wins by any margin that those logits can hold; a smaller one would overflow to infinity, then NaN."""
+"""Minimum temperature or repetition penalty passed to llama.cpp, which divides 32-bit logits by it. At this value the
+likeliest token wins by any margin that those logits can have; a smaller one would overflow to infinity, then NaN."""
 
 
 class Sampler(Closing):
-    """Owner of one sequence's sampler chain. Its state (random numbers, penalty window) goes on from token to token.
+    """Owner of one sequence's sampler chain. Its state (random numbers, penalty window) continues from token to token.
 
     The same parameters, seed, prompt and logits give the same tokens. Belongs to one thread at a time.
     """
 
     def __init__(self, vocab: Vocab, params: SamplingParams, seed: int, prompt_tail: Sequence[int] = ()) -> None:
-        """`prompt_tail` is the end of the prompt, for penalties and DRY: as much of it counts as their windows hold."""
+        """`prompt_tail` is the end of the prompt, for penalties and DRY. Only as much of it counts as their windows
+        hold.
+        """
         self._handle: int | None = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
         for step in _steps(params, vocab, seed):
             lib.llama_sampler_chain_add(self._handle, step)
@@ -43,23 +45,23 @@ class Sampler(Closing):
         for token in prompt_tail[-window:] if window else ():
             lib.llama_sampler_accept(self._handle, int(token))
         if not params.penalize_prompt and _has_penalties(params.settled):
-            # The first step of the chain; DRY, behind it, looks for passages in the prompt too.
+            # Resets penalties, the first step of the chain; DRY, the second, still searches the prompt.
             lib.llama_sampler_reset(lib.llama_sampler_chain_get(self._handle, 0))
 
     def sample(self, context: Context, batch_index: int) -> int:
-        """Choose the token that follows the batch's token at `batch_index`, and take it into account from now on.
+        """Sample the token that follows the batch's token at `batch_index`, and advance the chain's state.
 
-        Changes made to that row of `Context.logits` count. Raises `ValueError` where no logits were asked for there.
+        Uses changes to that row of `Context.logits`. Raises `ValueError` where no logits were computed there.
         """
         if self._handle is None:
             raise ValueError("the sampler is closed")
-        # llama.cpp ends the process for an index without logits, so it is asked first.
+        # Checked first: llama.cpp ends the process for an index without logits.
         if not lib.llama_get_logits_ith(context.handle, batch_index):
             raise ValueError(f"batch_index: no logits were asked for at {batch_index} of the last batch")
         return int(lib.llama_sampler_sample(self._handle, context.handle, batch_index))
 
     def accept(self, token: int) -> None:
-        """Take a token into account that was chosen elsewhere. It draws no random number."""
+        """Advance the chain's state by a token that was chosen elsewhere. Draws no random number."""
         if self._handle is None:
             raise ValueError("the sampler is closed")
         lib.llama_sampler_accept(self._handle, token)
@@ -72,7 +74,7 @@ class Sampler(Closing):
 
 
 def _window(params: SamplingParams) -> int:
-    """Tokens before the first sampled one that a step looks at."""
+    """Number of tokens before the first sampled one that a step uses."""
     penalties = params.penalty_window if params.penalize_prompt and _has_penalties(params.settled) else 0
     return max(penalties, params.dry_window if params.dry_multiplier > 0 else 0)
 
@@ -110,7 +112,7 @@ def _cuts(params: SamplingParams, n_vocab: int, seed: int) -> Iterator[int]:
     settings = params.settled
     if params.top_n_sigma is not None:
         yield lib.llama_sampler_init_top_n_sigma(params.top_n_sigma)
-    if 0 < settings.top_k < n_vocab:  # C's 32 bits would make 2**32 + 1 a top-k of 1
+    if 0 < settings.top_k < n_vocab:  # C's 32 bits would turn 2**32 + 1 into a top-k of 1
         yield lib.llama_sampler_init_top_k(settings.top_k)
     if params.typical_p < 1:
         yield lib.llama_sampler_init_min_p(POSSIBLE, 1)
@@ -157,5 +159,5 @@ def _dry(params: SamplingParams, vocab: Vocab) -> int:
 
 
 def _fixed(seed: int) -> int:
-    # llama.cpp takes its highest seed to mean "draw one", which would make that seed the only one that does not repeat.
+    # llama.cpp's highest seed means "random seed", so it would be the only one that does not repeat.
     return seed if seed != lib.LLAMA_DEFAULT_SEED else 0x5EED

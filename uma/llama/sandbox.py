@@ -1,8 +1,8 @@
-"""The sandbox in which a model's chat template runs, and the child process that runs templates which can take long.
+"""Sandbox for chat templates, and the program of the child process for templates that can take long.
 
-Templates come inside model files, so they are other people's programs: they run in jinja2's sandbox, with the few
-names that Hugging Face's templates expect and nothing else. This file is also a program, `main`, and imports next to
-nothing but jinja2 and the standard library: the child starts in a fraction of the time that all of UMA would need.
+Templates come in model files, so they are untrusted programs: they run in jinja2's sandbox, with the few names that
+Hugging Face's templates expect and nothing else. This module is also a program, `main`. It imports next to nothing but
+jinja2 and the standard library, so that the child starts in a fraction of the time that all of UMA would need.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from uma import json_text
 from uma.child import serve
 
 MAX_STEPS = 1_000_000
-"""Most steps of all of one rendering's `range` loops together."""
+"""Maximum steps of all `range` loops of one rendering together."""
 MAX_REPEATED = 1_000_000
-"""Longest string or list that `*` can make."""
+"""Maximum length of a string or list that `*` makes."""
 MAX_POWER_BITS = 4096
-"""Largest integer that `**` can make."""
+"""Maximum size of an integer that `**` makes."""
 MAX_TEXT_CHARS = 16_000_000
-"""Longest text that a rendering can give."""
+"""Maximum length of a rendered text."""
 MAX_MEMORY_BYTES = 2**30
-"""Address space of the child process, where the system bounds that."""
+"""Address space of the child process, where the system can limit it."""
 DATE_FORM = "%d %b %Y"
-"""Form of today's date in `date_string`, as Llama's templates have it. Without that name the templates of Llama 3.1 and
-3.3 tell the model that it is the 26th of July 2024."""
+"""Format of `date_string`, as in Llama's templates. Without that variable the templates of Llama 3.1 and 3.3 tell the
+model that it is the 26th of July 2024."""
 DATETIME_FORM = "%b %d %Y"
-"""Form of today's date in `datetime`, as Firefunction's templates have it."""
+"""Format of `datetime`, as in Firefunction's templates."""
 
 
 class UnusableError(Exception):
-    """A template is broken, fails, or refuses the messages: the reason, as the end of a sentence about it."""
+    """A template is broken, fails, or refuses the messages. The message is the end of a sentence about it."""
 
 
 class RefusedError(UnusableError):
-    """A template called `raise_exception`: these messages are not in the form that it demands."""
+    """A template called `raise_exception`: it expects messages in another form."""
 
 
 def compiled(source: str) -> Template:
-    """A template, ready to be rendered. Raises `UnusableError`."""
+    """A compiled template. Raises `UnusableError`."""
     try:
         return environment().from_string(source)
     except TemplateSyntaxError as error:
@@ -56,8 +56,8 @@ def compiled(source: str) -> Template:
 
 
 def rendered(template: Template, conversation: dict[str, Any], bos: str, eos: str) -> str:
-    """The text of a conversation: its `messages`, its `tools` or None, the template's `switches`, and with
-    `opens_answer` the beginning of the assistant's answer. A switch cannot take the name of another of these.
+    """Text of a conversation: its `messages`, its `tools` or None, the template's `switches`, and with `opens_answer`
+    the beginning of the assistant's answer. A switch cannot replace one of these names.
 
     Raises `UnusableError`.
     """
@@ -69,7 +69,7 @@ def rendered(template: Template, conversation: dict[str, Any], bos: str, eos: st
     except UnusableError:
         if tools is not None:
             raise
-        # Templates that are made for use with tools alone, such as Hermes', go through them without asking.
+        # Templates that are only for use with tools, such as Hermes', iterate over them without a check.
         text = _attempt(template, conversation, bos, eos, [])
     if len(text) > MAX_TEXT_CHARS:
         raise UnusableError(f"fails: it gives more than {MAX_TEXT_CHARS:,} characters")
@@ -102,15 +102,15 @@ def _attempt(
 
 
 _FAULTS = (JinjaError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError)
-"""All that a program in the sandbox can raise."""
+"""All exceptions that a program in the sandbox can raise."""
 
 
 class _RaisedError(JinjaError):
-    """A template called `raise_exception`, as Jinja hands it on."""
+    """A template called `raise_exception`, as Jinja passes it on."""
 
 
 def _line_of(error: BaseException) -> str:
-    """` in line N`, the innermost line of the template that was running; empty where none was."""
+    """` in line N` of the innermost template code that was running; empty where none was."""
     line, frame = 0, error.__traceback__
     while frame is not None:
         if frame.tb_frame.f_code.co_filename == "<template>":
@@ -120,8 +120,8 @@ def _line_of(error: BaseException) -> str:
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox, in which a short expression can also not make a giant. Lists can change, as Kimi K2's templates do
-    it: what a template is given is its own copy.
+    """Sandbox in which a short expression also cannot make a huge value. Lists are mutable, as Kimi K2's templates need
+    them: a template gets its own copies.
     """
 
     intercepted_binops = frozenset(("*", "**"))
@@ -131,7 +131,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return (isinstance(obj, list) and attr in ("append", "pop")) or super().is_safe_attribute(obj, attr, value)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Refuse what would be too large to make."""
+        """Refuse operations with a huge result."""
         if operator == "**" and isinstance(left, int) and left.bit_length() * abs(right) > MAX_POWER_BITS:
             raise OverflowError(f"the power has more than {MAX_POWER_BITS:,} bits")
         if operator == "*":
@@ -142,21 +142,23 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 class _GenerationBlock(Extension):
-    """`{% generation %}…{% endgeneration %}` marks the assistant's words for training; here it is just its content."""
+    """`{% generation %}…{% endgeneration %}`, which marks the assistant's words for training; here it is only its
+    content.
+    """
 
     tags = {"generation"}  # noqa: RUF012  (as its base class has it)
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """The nodes between the two tags."""
+        """Nodes between the two tags."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 def environment() -> _Environment:
-    """A sandbox as Hugging Face's templates expect it: their whitespace rules, loop controls, and three functions."""
+    """Sandbox as Hugging Face's templates expect it: their whitespace rules, loop controls, and three functions."""
     environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock])
     environment.filters["tojson"] = _tojson
-    environment.filters["safe"] = str  # nothing is escaped here, and what is safe would escape what is added to it
+    environment.filters["safe"] = str  # no `Markup`: nothing is escaped here, and text added to a `Markup` would be
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     del environment.globals["lipsum"]
@@ -164,7 +166,7 @@ def environment() -> _Environment:
 
 
 def _bounded_range() -> Callable[..., range]:
-    """`range` for one rendering, which can make `MAX_STEPS` steps in all, so that nested loops come to an end too."""
+    """`range` for one rendering, with at most `MAX_STEPS` steps in total, so that nested loops also end."""
     left = MAX_STEPS
 
     def bounded(*bounds: int) -> range:
@@ -193,14 +195,14 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # Not jinja2's own filter: that one escapes for HTML, which models have not seen.
-    # What a filter such as `map` gives is a list to a template's author.
+    # Not jinja2's own filter: that one escapes for HTML, which models were not trained on.
+    # Filters such as `map` return iterators, which templates treat as lists.
     value = list(value) if isinstance(value, Iterator) else value
     return json_text.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def main() -> None:
-    """The child: take a template, then render conversations until the parent closes its end."""
+    """Take a template, then render conversations until the parent closes the connection."""
     serve(_renderer, MAX_MEMORY_BYTES)
 
 

@@ -1,8 +1,8 @@
-"""What a model keeps in memory of each token and of each sequence, by its header, as llama.cpp lays it out.
+"""Memory that a model takes for each token and each sequence, by its header, as llama.cpp allocates it.
 
-llama.cpp makes a tensor of keys and one of values for each layer that attends, and two tensors of states for each that
-is recurrent. Which layers these are, and how large, it takes from the header; its own interface tells of the first
-layer alone.
+llama.cpp makes a tensor of keys and one of values for each attention layer, and two tensors of states for each
+recurrent layer. It reads from the header which layers these are and how large; its own interface only tells of the
+first layer.
 """
 
 from __future__ import annotations
@@ -18,87 +18,88 @@ from uma.llama.header import Header
 Memory = Literal["attention", "sliding-window", "recurrent", "hybrid"]
 Pooling = Literal["none", "mean", "cls", "last", "rank"]
 POOLINGS: tuple[Pooling, ...] = ("none", "mean", "cls", "last", "rank")
-"""Poolings by llama.cpp's number."""
+"""Poolings in the order of llama.cpp's numbers."""
 
 COPIED_WHOLE = "deepseek4"
-"""An architecture that keeps keys and values of groups of tokens, so that llama.cpp can only copy whole sequences."""
+"""Architecture that keeps keys and values of groups of tokens, so that llama.cpp can only copy whole sequences."""
 STATE_TENSORS = ("ssm_conv1d", "shortconv.", "time_mix_")
-"""Beginnings of the names of tensors that only a recurrent layer has: Mamba's and the delta nets', LFM2's, RWKV's."""
+"""Prefixes of tensor names that only recurrent layers have: Mamba's and delta nets', LFM2's, RWKV's."""
 KEY_TENSORS = ("attn_k.", "attn_kv_a_mqa.")
-"""Names of tensors that only a layer has whose keys are kept. Delta nets have an `attn_qkv`."""
+"""Tensor names that only layers with kept keys have. Delta nets have an `attn_qkv`."""
 LAYER_TENSOR = re.compile(r"blk\.\d+\.")
 STATE_BYTES = 4
-"""Bytes of a state's figure: llama.cpp keeps them in F32."""
+"""Bytes of a number in a state: llama.cpp keeps them in F32."""
 TOKEN_SHIFTS = 2
-"""Token shifts of an RWKV whose header does not say, as llama.cpp takes it."""
+"""llama.cpp's default number of token shifts in an RWKV."""
 ELEMENT_BYTES = {
     "f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32, "q4_1": 20 / 32,
     "q4_0": 18 / 32, "iq4_nl": 18 / 32,
 }  # fmt: skip
-"""ggml's block sizes: bytes of a block over its elements."""
+"""Bytes of an element in each type: ggml's bytes of a block over its elements."""
 CHAINED = "step35"
-"""An architecture with several prediction heads: the first guesses a token, the next the one behind it."""
+"""Architecture with several prediction heads: the first drafts a token, the next one the token after it."""
 PREDICTING = ("qwen35", "qwen35moe", CHAINED)
-"""Architectures with prediction heads (`llama.heads`), of those that llama.cpp has a graph for: the ones that were
-tried. But for `CHAINED` they have one head."""
+"""Architectures whose prediction heads were tested, of those that llama.cpp has a graph for. All but `CHAINED` have one
+head."""
 PREDICTING_TENSORS = ("eh_proj", "enorm", "hnorm")
-"""Tensors without which llama.cpp ends the process where a head is to compute."""
+"""Tensors without which llama.cpp ends the process when a head computes."""
 ASSISTANT = "gemma4-assistant"
-"""Architecture of models that guess tokens from another model's cells."""
+"""Architecture of models that draft tokens from another model's cells."""
 ASSISTED = "gemma4"
-"""Architecture of these others."""
+"""Architecture of those other models."""
 WINDOW_PERIODS = {
     "afmoe": 4, "cohere2": 4, "cohere2moe": -4, "exaone-moe": 4, "exaone4": 4, "gemma2": 2, "gemma3": 6, "gemma3n": 5,
     "gpt-oss": 2, "laguna": -4, "llama4": 4, "mellum": 4, "muse-glimmer": 4, "olmo2": 4, "plamo3": 8,
     "smallthinker": -4,
 }  # fmt: skip
-"""Period of layers by architecture: of so many the last attends to everything, and the others have a window, where the
-header does not say; with a minus the first does. As llama.cpp has them (`load_swa_pattern` in its `models/`)."""
+"""Default period of layers by architecture: the last layer of a period attends to everything, the others have a window;
+with a minus it is the first layer of a period. As in llama.cpp (`load_swa_pattern` in its `models/`)."""
 
 
 @attrs.frozen(kw_only=True)
 class Shape:
-    """Figures of a model by which memory is planned: those of its header, or what llama.cpp says of a loaded one."""
+    """Figures of a model for planning memory, from its header, or from llama.cpp for a loaded model."""
 
     architecture: str
     size_bytes: int
     """Bytes of the weights."""
     n_ctx_train: int
-    """Tokens that it was trained for; 0 where it does not say."""
+    """Tokens that the model was trained for; 0 where the file does not state it."""
     is_causal: bool
-    """Whether a token's state depends on no later token. Only such a model generates, or reads a text in pieces."""
+    """Whether a token's state does not depend on later tokens. Only such a model generates, or reads a text in
+    pieces."""
     memory: Memory
-    """Kind of memory that it keeps of a sequence."""
+    """Kind of memory of a sequence."""
     window_tokens: int
-    """Positions that layers with a sliding window attend to, the token's own among them; 0: there are none."""
+    """Positions that layers with a sliding window attend to, the token's own included; 0: there are none."""
     state_bytes: int
-    """Bytes of a sequence's recurrent states, whatever its length; 0 without recurrent layers."""
+    """Bytes of a sequence's recurrent states, independent of its length; 0 without recurrent layers."""
     keys: int
-    """Figures of a token's keys, over all layers."""
+    """Elements of a token's keys, over all layers."""
     values: int
-    """Figures of a token's values, over all layers."""
+    """Elements of a token's values, over all layers."""
     window_keys: int
-    """Figures of a token's keys in layers with a sliding window."""
+    """Elements of a token's keys in layers with a sliding window."""
     window_values: int
-    """Figures of a token's values in layers with a sliding window."""
+    """Elements of a token's values in layers with a sliding window."""
     heads: int
-    """Prediction heads; 0 where there are none that are used."""
+    """Number of usable prediction heads."""
     predicting_keys: int
-    """Figures of a token's keys in the layers of these heads."""
+    """Elements of a token's keys in the layers of these heads."""
     predicting_values: int
-    """Figures of a token's values in these layers."""
+    """Elements of a token's values in the layers of these heads."""
     n_tokens: int
     """Tokens of the vocabulary."""
     n_heads: int
     """Attention heads of a layer."""
     pooling: Pooling
-    """How the file wants a text's embedding to be made; `none` where it does not say."""
+    """Pooling of embeddings that the file states; `none` where it states none."""
     is_mapped: bool = True
-    """Whether the weights are pages of their file, and so take memory that counts as free."""
+    """Whether the weights are mapped from their file, so that their memory counts as free."""
 
     @classmethod
     def of(cls, parts: list[Header]) -> Shape:
-        """The shape of a model of these parts, as its header has it."""
+        """Shape of a model of these parts, by its headers."""
         first, figures = parts[0], _Figures(parts[0])
         kept, heads = _Kept.of(parts, figures), _prediction_heads(parts)
         predicting = range(first.n_layers, first.n_layers + heads)
@@ -129,12 +130,12 @@ class Shape:
 
     @property
     def has_states(self) -> bool:
-        """Whether a sequence has a state of which there is only that of its end."""
+        """Whether a sequence has a recurrent state, which only exists for its end."""
         return self.memory in ("recurrent", "hybrid")
 
     @property
     def of_prediction_heads(self) -> Shape:
-        """What the layers of the prediction heads keep, in a context of their own."""
+        """Shape of the prediction heads' layers, in a context of their own."""
         return attrs.evolve(
             self,
             memory="attention",
@@ -151,7 +152,7 @@ class Shape:
         return int(self.keys * ELEMENT_BYTES[type_k] + self.values * ELEMENT_BYTES[type_v])
 
     def window_bytes_per_token(self, type_k: str, type_v: str) -> int:
-        """Bytes of them that are of layers with a sliding window, which need not keep more than it."""
+        """The part of these bytes in layers with a sliding window, which need not keep more than the window."""
         if self.memory != "sliding-window":
             return 0
         return int(self.window_keys * ELEMENT_BYTES[type_k] + self.window_values * ELEMENT_BYTES[type_v])
@@ -159,7 +160,7 @@ class Shape:
 
 @attrs.define
 class _Kept:
-    """Number of recurrent layers, and figures of a token that the others keep."""
+    """Number of recurrent layers, and elements of a token that the other layers keep."""
 
     states: int = 0
     keys: int = 0
@@ -173,8 +174,8 @@ class _Kept:
         for name in (name for part in parts for name in part.tensor_bytes if LAYER_TENSOR.match(name)):
             _, layer_number, own_name = name.split(".", 2)
             tensors.setdefault(layer_number, []).append(own_name)
-        n_layers = figures.first.n_layers  # without those that only guess further tokens
-        # Of the last layers, those that read the keys and values of others.
+        n_layers = figures.first.n_layers  # without prediction layers
+        # The last layers can use the keys and values of others.
         with_keys = figures.number("block_count", n_layers) - figures.number("attention.shared_kv_layers")
         for layer in range(n_layers):
             own = tensors.get(str(layer), ())
@@ -191,7 +192,7 @@ class _Kept:
 
 
 class _Figures:
-    """Figures of a header, by llama.cpp's rules for what it leaves out."""
+    """Figures of a header, with llama.cpp's defaults for absent ones."""
 
     def __init__(self, first: Header) -> None:
         self.first = first
@@ -204,15 +205,15 @@ class _Figures:
         return int(figure) if isinstance(figure, int) else otherwise
 
     def keys(self, layer: int) -> int:
-        """Figures of a token's keys, in a layer that attends."""
+        """Elements of a token's keys in an attention layer."""
         return self._kv_heads(layer) * self._head_size("key", layer)
 
     def values(self, layer: int) -> int:
-        """Figures of a token's values, in a layer that attends; none with latent attention, which keeps a key alone."""
+        """Elements of a token's values in an attention layer; 0 with latent attention, which only keeps keys."""
         return 0 if self.number("attention.key_length_mla") else self._kv_heads(layer) * self._head_size("value", layer)
 
     def has_window(self, layer: int) -> bool:
-        """Whether a layer that attends has a sliding window, in a model with such layers."""
+        """Whether an attention layer has a sliding window, in a model with such layers."""
         name = "attention.sliding_window_pattern"
         if name in self.first.by_layer:
             return bool(self.number(name, layer=layer))
@@ -222,7 +223,7 @@ class _Figures:
 
     @property
     def state_values(self) -> int:
-        """Figures of a sequence's state in a recurrent layer: of its convolution, and of what it has read."""
+        """Elements of a sequence's state in a recurrent layer: of its convolution, and of its recurrence."""
         embed, heads = self.number("embedding_length"), self.number("attention.head_count")
         if wkv := self.number("wkv.head_size"):
             return embed * (self.number("token_shift_count", TOKEN_SHIFTS) + wkv)
@@ -246,7 +247,7 @@ class _Figures:
 
 
 def _prediction_heads(parts: list[Header]) -> int:
-    """How many are used; 0 where llama.cpp would not load them."""
+    """Number of usable prediction heads; 0 where llama.cpp would not load them."""
     first, tensors = parts[0], {name for part in parts for name in part.tensor_bytes}
     count = first.metadata.get(f"{first.architecture}.nextn_predict_layers")
     if (
@@ -261,8 +262,8 @@ def _prediction_heads(parts: list[Header]) -> int:
 
 
 def why_no_assistant(own: Header, target: Header) -> str | None:
-    """Why the model of this header cannot read another one's cells; None where it can. llama.cpp looks at none of it: a
-    layer reads those of the target's last one of its kind as if they were of its own dimensions.
+    """Why the model of this header cannot read another model's cells; None where it can. llama.cpp does not check this:
+    a layer reads those of the target's last layer of its kind, as if they had its own dimensions.
     """
     if target.architecture != ASSISTED:
         return f"it reads the cells of {ASSISTED} models, and this one is {target.architecture}"
@@ -283,5 +284,5 @@ def why_no_assistant(own: Header, target: Header) -> str | None:
 def _pooling_of(parts: list[Header]) -> Pooling:
     number = parts[0].metadata.get(f"{parts[0].architecture}.pooling_type")
     stated = POOLINGS[number] if isinstance(number, int) and 0 <= number < len(POOLINGS) else "none"
-    # Without a classifier llama.cpp's "scores" are the first figures of the text's state.
+    # Without a classifier llama.cpp's "scores" are the first elements of the text's state.
     return "none" if stated == "rank" and not any(part.has_classifier for part in parts) else stated

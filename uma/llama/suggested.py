@@ -1,4 +1,4 @@
-"""How a model's file wants tokens to be drawn: its `general.sampling.…` keys, which llama.cpp's programs follow too."""
+"""Sampling parameters that a model's file suggests: its `general.sampling.…` keys, as llama.cpp's programs use them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FIELDS: Mapping[str, str] = {
     "mirostat_tau": "mirostat_tau",
     "mirostat_eta": "mirostat_eta",
 }
-"""The field of `SamplingParams` for each key. `sequence` has none: the order of steps is llama.cpp's own."""
+"""Field of `SamplingParams` for each key. The key `sequence` has none: the order of steps is llama.cpp's default."""
 DIGITS = 7
 """Significant digits of a 32-bit float."""
 
@@ -31,7 +31,7 @@ _log = logging.getLogger("uma.llama")
 
 
 def suggested_sampling(first: Header) -> dict[str, float]:
-    """Fields of `SamplingParams` by name, as the file has them; one that it cannot have is left out, with a warning."""
+    """Fields of `SamplingParams` by name, as the file suggests them. Invalid ones are left out, with a warning."""
     found: dict[str, float] = {}
     for key, name in _FIELDS.items():
         value = first.metadata.get(_PREFIX + key)

@@ -1,8 +1,8 @@
-"""Chat templates: a conversation as the text that the model was trained on.
+"""Chat templates: render a conversation as the text that the model was trained on.
 
-A template is a program from a model file. One that is provably cheap, as most plain ones are, is rendered in this
-process. Any other is rendered by a child process that is killed when it takes too long, so that no template and no
-conversation can hold up more than its own request.
+A template is a program in a model file. If it is provably cheap, as most plain ones are, it is rendered in this
+process. Any other is rendered by a child process that is killed when it takes too long, so no template and no
+conversation can delay more than its own request.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ PLAIN_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}Assistant:{% endif %}"
 )
-"""Template of models without one: `User: …`, a blank line, `Assistant: …`, and so on, ending with `Assistant:`."""
+"""Template for models without one: `User: …`, a blank line, `Assistant: …`, and so on, ending with `Assistant:`."""
 PLAIN_TURN = "\nUser:"
-"""What the next turn begins with there: a model that writes it goes on with both sides of the conversation."""
+"""Beginning of the next turn in the plain template: a model that writes it would go on with both sides of the
+conversation."""
 
 
 class ChatTemplate:
@@ -45,11 +46,11 @@ class ChatTemplate:
 
     @cached_property
     def is_cheap(self) -> bool:
-        """Whether `render` takes time in proportion to the conversation, and can be called where nothing must wait."""
+        """Whether `render` takes time in proportion to the conversation, and can be called where nothing may block."""
         return is_provably_cheap(self.source)
 
     def start(self) -> None:
-        """Start the child process, if there will be one, so that the first rendering need not wait for it."""
+        """Start the child process, if one will be needed, so that the first rendering does not wait for it."""
         if not self.is_cheap:
             self._processes.start()
 
@@ -61,15 +62,15 @@ class ChatTemplate:
         *,
         opens_answer: bool = True,
     ) -> str:
-        """The conversation as text, ready for the assistant's answer unless `opens_answer` is false. `tools` and each
-        message's calls have the form that Hugging Face gives them; `switches` are the template's own names, such as
-        `enable_thinking`. Messages that the template refuses are given to it in the form that it demands
+        """Render the conversation, ready for the assistant's answer unless `opens_answer` is false. `tools` and the
+        calls of messages have Hugging Face's form; `switches` are the template's own variables, such as
+        `enable_thinking`. Messages that the template refuses are given to it in the form that it expects
         (`fitting.forms_of`), where there is one.
 
-        Raises `TemplateError` with the reason (and line) where the template is broken, takes too long, or refuses
-        these messages, and `Overloaded` where the machine has no time for it. Unless `is_cheap` and without `tools`
-        that it reads, it waits for a child process, for `render_process.DEADLINE_SEC` of CPU time at most for each
-        form, and where `render_process.RENDERERS` other threads render, for one of them first.
+        Raises `TemplateError` with the reason (and line) where the template is broken, takes too long, or refuses these
+        messages, and `Overloaded` where the machine is too busy. Unless the template `is_cheap`, and there are no
+        `tools` that it reads, this waits for a child process: at most `render_process.DEADLINE_SEC` of CPU time for
+        each form. If `render_process.RENDERERS` other threads are rendering, it first waits for one of them.
         """
         messages = self._visible(messages)
         try:
@@ -104,7 +105,7 @@ class ChatTemplate:
             "switches": dict(switches),
             "opens_answer": opens_answer,
         }
-        # (Tools that a template does not read are as cheap as none: what it can do is tried at each start, with tools.)
+        # (A template that ignores tools stays cheap with them, and each start renders with tools to derive its calls.)
         if self.is_cheap and not (tools and "tools" in self.variables):
             return rendered(self._template, conversation, self.bos, self.eos)
         return self._processes.render(conversation)
@@ -112,8 +113,8 @@ class ChatTemplate:
     def _opening(
         self, text: str, messages: Sequence[Message], tools: Sequence[Tool], switches: Mapping[str, Any]
     ) -> str:
-        """The beginning of an answer, where the template has closed a message behind which it opens none, such as
-        Gemma 4's behind a text with calls whose results are there.
+        """Beginning of an answer, where the template closes the last message without opening one, such as Gemma 4's
+        after a text with calls and their results.
         """
         if not self._user_end or not text.endswith(self._user_end):
             return ""
@@ -124,8 +125,8 @@ class ChatTemplate:
 
     @cached_property
     def _user_end(self) -> str:
-        """What the template writes behind a message of the user, before it opens an answer; empty where that does not
-        tell the two apart.
+        """Text that the template writes behind a user's message, before it opens an answer; empty where the two cannot
+        be told apart.
         """
         try:
             asked = self._rendered(_QUESTION, (), {}, opens_answer=False)
@@ -136,7 +137,7 @@ class ChatTemplate:
         return end if opened.startswith(asked) and not opened.endswith(end) else ""
 
     def _visible(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """The conversation without system messages that the template would leave out without a word."""
+        """The conversation without system messages in places where the template would silently drop them."""
         places = [at for at, message in enumerate(messages) if message.role == "system"]
         if places and places != [0] and not self._shows(_SYSTEMS):
             messages = one_system(messages)
@@ -145,8 +146,8 @@ class ChatTemplate:
         return messages
 
     def _shows(self, messages: tuple[Message, ...]) -> bool:
-        """Whether each system message's text is in what the template makes of them, as far as it shows text at all;
-        true where it refuses them by itself.
+        """Whether the rendered text contains each system message, provided that it contains the other messages; True
+        where the template refuses the messages.
         """
         if messages not in self._shown:
             try:
@@ -159,7 +160,7 @@ class ChatTemplate:
         return self._shown[messages]
 
     def close(self) -> None:
-        """End the child processes for good, with whatever they render. Harmless when repeated."""
+        """End the child processes for good, whatever they are rendering. Harmless when repeated."""
         self._processes.close()
 
     @cached_property
@@ -180,8 +181,8 @@ class ChatTemplate:
 
     @cached_property
     def switches(self) -> frozenset[str]:
-        """Names of its `variables` that a request can give: none that every conversation has, and none that it only
-        sets for itself.
+        """Names among `variables` that a request can set: without those that every conversation has, and those that the
+        template only sets itself.
         """
         tree = _tree_of(self.source)
         if tree is None:
@@ -196,7 +197,7 @@ class ChatTemplate:
 
     @cached_property
     def efforts(self) -> tuple[str, ...]:
-        """Words that the template takes for how much to think, the least first; none where it asks for none."""
+        """Values that the template accepts for reasoning effort, the lowest first; none without such a variable."""
         names, tree = self.switches & set(EFFORT_NAMES), _tree_of(self.source)
         if not names or tree is None:
             return ()
@@ -212,22 +213,22 @@ class ChatTemplate:
         return EFFORTS[1:]
 
     def needs_bos(self, rendered: str) -> bool:
-        """Whether the tokenizer should add the beginning of text, as the template did not write it itself."""
+        """Whether the tokenizer must add the beginning of text, because the template did not write it."""
         return not (self.bos and rendered.startswith(self.bos))
 
 
 _GIVEN = frozenset(
     ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "range", "raise_exception", "strftime_now")
 )
-"""Names that every conversation has."""
+"""Variables that every conversation has."""
 _SYSTEMS = tuple(
     Message(role, f"UMA looks for text {number}")
     for number, role in enumerate(("system", "user", "assistant", "system", "user"))
 )
-"""A conversation with a system message in its midst, by which is seen what a template leaves out."""
+"""Conversation with a system message in the middle, to see what a template leaves out."""
 _QUESTION = (_SYSTEMS[1],)
 _THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking", "thought")
-"""Keys of a message by which templates read the thinking of an earlier turn, the most common first."""
+"""Keys of a message in which templates expect the thinking of an earlier turn, the most common first."""
 
 
 def _template_error(error: UnusableError) -> TemplateError:
@@ -243,22 +244,21 @@ def _tree_of(source: str) -> nodes.Template | None:
 
 @attrs.frozen
 class _TemplateTraits:
-    """How a template wants what Hugging Face leaves open."""
+    """A template's expectations where Hugging Face's format leaves a choice."""
 
     arguments_as_text: bool = False
-    """Whether it joins a call's arguments to other text with `+`, which only text can be."""
+    """Whether calls' arguments must be text, because the template joins them with `+`."""
     no_content_is_none: bool = False
-    """Whether it tells messages that are only calls by their content: none."""
+    """Whether the content of a message with nothing but calls must be None."""
     thought_key: str | None = None
-    """The key of a message by which it reads the thinking of an earlier turn."""
+    """Key of a message in which it expects the thinking of an earlier turn."""
     thought_is_a_part: bool = False
-    """Whether it reads that thinking as a part of the content, of type `thinking`."""
+    """Whether it expects that thinking as a part of the content, of type `thinking`."""
     takes_thought_or_content: bool = False
-    """Whether it takes thinking or content of a message with calls, and refuses both."""
+    """Whether a message with calls can have thinking or content, but not both."""
     results_are_with_calls: bool = False
-    """Whether it reads the results of calls as `tool_responses` of the message with the calls, and of no message of
-    their own, as the first templates of Gemma 4 do.
-    """
+    """Whether it expects results of calls as `tool_responses` of the message with the calls, and not as messages, as
+    the first templates of Gemma 4 do."""
 
 
 def _traits_of(source: str) -> _TemplateTraits:
@@ -290,14 +290,14 @@ def _traits_of(source: str) -> _TemplateTraits:
 
 
 def _key_of(node: nodes.Node) -> str | None:
-    """The last part of `message.content` or `message['content']`; None for anything else."""
+    """Last key of `message.content` or `message['content']`; None for any other node."""
     if isinstance(node, nodes.Getattr):
         return node.attr
     return getattr(node.arg, "value", None) if isinstance(node, nodes.Getitem) else None
 
 
 def _turns(messages: Sequence[Message], traits: _TemplateTraits) -> list[dict[str, Any]]:
-    """The messages as the template takes them."""
+    """Messages in the template's form."""
     if not traits.results_are_with_calls:
         return [_turn(message, traits) for message in messages]
     turns: list[dict[str, Any]] = []
@@ -315,12 +315,12 @@ def _turns(messages: Sequence[Message], traits: _TemplateTraits) -> list[dict[st
 
 
 def _goes_on(calling: dict[str, Any], message: Message) -> bool:
-    """Whether a message behind results is the rest of the turn that made the calls."""
+    """Whether a message behind results continues the turn that made the calls."""
     return message.role == "assistant" and not (message.tool_calls or message.reasoning or calling["content"])
 
 
 def _result(message: Message, calls: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """A tool's result with its tool's name."""
+    """A tool's result with the tool's name."""
     names = {call["id"]: call["function"]["name"] for call in calls}
     return {"name": names.get(message.tool_call_id) or message.name or "unknown", "response": message.content}
 
@@ -351,7 +351,7 @@ def _turn(message: Message, traits: _TemplateTraits) -> dict[str, Any]:
 
 
 def _thought(message: Message, thought: str, traits: _TemplateTraits) -> dict[str, Any]:
-    """The thinking of an earlier turn, where the template reads it."""
+    """Members for the thinking of an earlier turn, where the template reads it."""
     if traits.thought_is_a_part:
         answer = [{"type": "text", "text": message.content}] if message.content else []
         return {"content": [{"type": "thinking", "thinking": thought}, *answer]}
@@ -382,19 +382,19 @@ _CHEAP_NODES = (
     nodes.Not,
     nodes.Test,
 )
-"""What takes a time of its own that does not depend on values, or is linear in the size of one message."""
+"""Nodes whose own time does not depend on values, or is linear in the size of one message."""
 _CHEAP_FILTERS = frozenset({"trim", "capitalize", "upper", "lower"})
 _CHEAP_NAMES = frozenset({"messages", "add_generation_prompt", "bos_token", "eos_token", "loop", "tools"})
 _CHEAP_ATTRIBUTES = frozenset({"role", "content", "first", "last", "index", "index0", "length"})
 _MAX_CHEAP_CHARS = 8_192
-"""Maximum length of a template that is cheap: its own text, too, is written once for each message."""
+"""Maximum length of a cheap template: its own text is written once for each message, too."""
 
 
 def is_provably_cheap(source: str) -> bool:
-    """Whether rendering takes time in proportion to the messages, whatever they hold.
+    """Whether rendering takes time in proportion to the messages, whatever they contain.
 
-    So it is where a template only writes parts of messages, each loop's of its own message: without inner loops, calls,
-    macros, or variables of its own, nothing in it can grow. A template that is broken is cheap as well.
+    That holds if a template only writes parts of messages, in each iteration of its own message: without nested loops,
+    calls, macros, or variables of its own, nothing in it can grow. A broken template is cheap as well.
     """
     if len(source) > _MAX_CHEAP_CHARS:
         return False
@@ -412,7 +412,7 @@ def _is_cheap(node: nodes.Node, loop_names: set[str], *, is_in_loop: bool) -> bo
             return False
         return all(_is_cheap(statement, {target.name}, is_in_loop=True) for statement in node.body)
     if isinstance(node, nodes.Name):
-        # The messages themselves are written or compared nowhere: that would take time with all of them.
+        # `messages` itself must not be written or compared: that would take time for all of them.
         return node.ctx == "load" and node.name in (_CHEAP_NAMES | loop_names) - {"messages"}
     if isinstance(node, nodes.Getattr | nodes.Getitem):
         return _is_cheap_part(node, loop_names, is_in_loop=is_in_loop)
@@ -421,7 +421,7 @@ def _is_cheap(node: nodes.Node, loop_names: set[str], *, is_in_loop: bool) -> bo
         if node.name not in _CHEAP_FILTERS or not is_bare or node.node is None:
             return False
     elif isinstance(node, nodes.Add | nodes.Concat):
-        pass  # of parts of one message: no variable holds the sum, so it cannot grow
+        pass  # joins parts of one message: no variable holds the result, so it cannot grow
     elif not isinstance(node, _CHEAP_NODES):
         return False
     return all(_is_cheap(child, loop_names, is_in_loop=is_in_loop) for child in node.iter_child_nodes())
@@ -430,8 +430,8 @@ def _is_cheap(node: nodes.Node, loop_names: set[str], *, is_in_loop: bool) -> bo
 def _is_cheap_part(node: nodes.Getattr | nodes.Getitem, loop_names: set[str], *, is_in_loop: bool) -> bool:
     """Whether it is `message.role`, `message['content']`, `loop.first`, or `messages[0]['role']`.
 
-    In a loop `messages[0].content` is not: written once for each message, it grows with the product of the two. A role
-    has 64 letters at most.
+    Inside a loop `messages[0].content` is not cheap: written once for each message, it grows with the product of the
+    two. A role has at most 64 letters.
     """
     key, whole = _key_of(node), node.node
     if isinstance(whole, nodes.Getitem):  # messages[0]

@@ -1,8 +1,9 @@
-"""Trial of a header in a child process: whether llama.cpp ends a process over its figures.
+"""Trial of a header in a child process: whether its figures make llama.cpp end the process.
 
-llama.cpp asserts what it expects of them, in each architecture's graph and for each kind of projector something else.
-What can be said in words is checked with the header (`llama.header`). All else is tried where nothing is lost: of a
-model the graphs are made, without its weights; a projector prepares a picture and a sound, and begins to encode them.
+llama.cpp asserts what it expects of them, differently in each architecture's graph and for each kind of projector. What
+can be checked with a clear message is checked with the header (`llama.header`). Everything else is tried where a crash
+does no harm: for a model, graphs are built without weights; a projector prepares a picture and a sound, and begins to
+encode them.
 """
 
 from __future__ import annotations
@@ -19,24 +20,24 @@ from uma.errors import ModelError
 from uma.llama import header
 
 DEADLINE_SEC = 10.0
-"""Maximum CPU time of a trial, beside what reading weights takes: the largest vocabularies take a second, and figures
-that no file has can keep a loop busy for hours."""
+"""Maximum CPU time of a trial, without reading weights. The largest vocabularies take a second; invalid figures can
+keep a loop busy for hours."""
 READ_BYTES_PER_SEC = 2**28
-"""Minimum speed at which these are read, on a slow machine."""
+"""Assumed minimum speed of reading weights, on a slow machine."""
 MEMORY_BYTES = 2**32
-"""Maximum address space beside these weights and the child's own. The largest picture that a projector plans for (4,096
-patches, without flash attention) takes one GiB: figures that no file has take a machine's."""
+"""Maximum address space, without these weights and the child's own. The largest picture that a projector plans for
+(4,096 patches, without flash attention) takes one GiB; invalid figures take all memory of a machine."""
 PROGRAM = str(Path(__file__).with_name("trial_process.py"))
-"""What the child runs. It loads models, whose module asks this one first."""
+"""Program of the child. Not imported: it imports `model`, which imports this module."""
 MAX_ANSWER_BYTES = 2**16
-"""Maximum length of what the child says."""
+"""Maximum length of the child's answer."""
 MAX_KNOWN = 256
-"""Maximum headers whose outcome is kept."""
+"""Maximum headers whose result is cached."""
 
 
 @attrs.frozen
 class _Trial:
-    """What the child is asked. The same headers have the same outcome."""
+    """Question to the child. Equal headers have equal results."""
 
     headers: tuple[bytes, ...]
     predicts: bool
@@ -45,17 +46,17 @@ class _Trial:
 
 
 def check_model(path: Path, *, predicts: bool) -> None:
-    """Raise `ModelError` where llama.cpp ends the process over this model, with `predicts` over its prediction heads
-    too. Takes from 0.3 s to a second, by its vocabulary; any thread.
+    """Raise `ModelError` where llama.cpp ends the process for this model, with `predicts` also for its prediction
+    heads. Takes 0.3 s to a second, depending on its vocabulary; any thread.
     """
     _check(_Trial((_digest(path),), predicts, (str(path),), 0))
 
 
 def check_projector(path: Path, model: Path) -> None:
-    """Raise `ModelError` where libmtmd ends the process over this projector beside a model. Takes as long, and what
-    reading the projector takes; any thread.
+    """Raise `ModelError` where libmtmd ends the process for this projector with this model. Takes as long, and the time
+    to read the projector; any thread.
     """
-    # The model's own weights are read where its kind alone does not say how positions are told.
+    # The model's weights are read, too, where its architecture does not determine the form of positions.
     weights_bytes = path.stat().st_size + sum(part.size_bytes for part in header.read_parts(model))
     _check(_Trial((_digest(path), _digest(model)), False, (str(path), str(model)), weights_bytes))
 
@@ -66,7 +67,7 @@ def _digest(path: Path) -> bytes:
 
 
 def _check(trial: _Trial) -> None:
-    with suppress(ChildBusyError, OSError):  # what could not be tried is not refused
+    with suppress(ChildBusyError, OSError):  # a model that could not be tried is not refused
         if problem := _problem(trial):
             raise ModelError(f"{trial.paths[0]}: {problem}")
 

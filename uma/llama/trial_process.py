@@ -1,4 +1,4 @@
-"""Program of the child in which a header is tried (`llama.trial`): it answers where llama.cpp has not ended it."""
+"""Program of the child process in which a header is tried (`llama.trial`). It answers if llama.cpp has not ended it."""
 
 from __future__ import annotations
 
@@ -18,29 +18,31 @@ from uma.llama.model import Model
 from uma.llama.projector import Picture, Pixels, Projector, Samples
 
 WITH_FIGURES = "hunyuan_vl"
-"""Architecture of which the kind alone does not say how positions are told, so that its figures must be loaded."""
+"""Architecture that does not determine the form of positions by itself, so that its figures must be loaded."""
 PICTURES = ((40, 30), (200, 100))
 SAMPLES = 16_000
-"""What a projector is given: a second of silence, and pictures of one colour that are not square."""
+"""Input for a projector: a second of silence, and pictures of one colour that are not square."""
 
 
 def _prepared(setup: Any) -> Callable[[Any], str]:
     bound_memory(_taken_bytes() + setup["memory_bytes"])
     os.environ["GGML_NO_BACKTRACE"] = "1"
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a GPU's driver takes address space by the terabyte
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a GPU's driver reserves terabytes of address space
     lib.llama_backend_init()
     return _try
 
 
 def _taken_bytes() -> int:
-    """Address space of this process: on a machine of many cores, libraries take gigabytes of it for their threads."""
-    with suppress(OSError):  # where there is no /proc, the system bounds none
+    """Address space of this process: on machines with many cores, libraries reserve gigabytes for their threads."""
+    with suppress(OSError):  # systems without /proc do not limit address space
         return int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
     return 0
 
 
 def _try(asked: dict[str, Any]) -> str:
-    """Why it cannot be loaded here, with little memory; else the parent hears what llama.cpp says in words."""
+    """Message of a `ModelError` while loading, with little memory; empty: none. (The parent's own load reports other
+    errors.)
+    """
     path, *model = asked["paths"]
     try:
         if model:
@@ -49,7 +51,7 @@ def _try(asked: dict[str, Any]) -> str:
             _try_model(path, predicts=asked["predicts"])
     except ModelError as error:
         return error.message.removeprefix(f"{path}: ")
-    except Exception:  # noqa: BLE001  (of these inputs alone)
+    except Exception:  # noqa: BLE001  (an error of these inputs only)
         return ""
     return ""
 
@@ -68,7 +70,7 @@ def _try_model(path: str, *, predicts: bool) -> None:
 
 
 def _try_projector(path: Path, model: Path) -> None:
-    """Encode what it sees and hears, as far as the first nodes: by then its graph and all of its inputs are made."""
+    """Encode a picture and a sound up to the first nodes: by then the graph and all of its inputs are made."""
     is_known = header.read(model).architecture != WITH_FIGURES
     with (
         Model.load(model, vocab_only=is_known, n_gpu_layers=0, extra_buffers="off") as vocabulary,

@@ -1,4 +1,4 @@
-"""A model's vocabulary: text to token ids and back to bytes, and which tokens end a text.
+"""A model's vocabulary: text to token ids and back to bytes, and the tokens that end a text.
 
 llama.cpp's vocabulary is read-only once loaded, so everything here can be called from several threads at once.
 """
@@ -21,17 +21,16 @@ from uma.errors import BadRequest
 from uma.types import FillIn
 
 BLOCK = 4000
-"""Half of the maximum length (characters) of a word in a text for a pre-tokenizer of llama.cpp that recurses; see
-`_cuts`."""
+"""Half of the maximum length (characters) of a word, for pre-tokenizers of llama.cpp that recurse; see `_cuts`."""
 
 STRETCH = 16_384
 """Minimum length (characters) between two cuts of a text at its special tokens; see `Vocab._special_cuts`."""
 
 SKIPPED = 64
-"""Characters to the next look for one, behind a place that is none: a look takes microseconds."""
+"""Characters skipped after a place that is not a cut: a check takes microseconds."""
 
 MAX_UNUSED_TOKENS = 128
-"""Maximum difference in size of vocabularies that count as the same: models of a family are padded differently."""
+"""Maximum difference in size between vocabularies that count as equal: models of a family are padded differently."""
 
 _WHITE_SPACE = " \t\n\r\v\f\u00a0\u3000"
 _NO_BREAK = re.compile(r"\S*|\s*")
@@ -46,11 +45,11 @@ _ITERATIVE = frozenset(
     minerva-7b mellum2 qwen2 deepseek-r1-qwen kormo megrez stablelm2 hunyuan solar-open grok-2 qwen35 gemma4 kimi-k2
     """.split()  # noqa: SIM905  (a name a line would be a page)
 )
-"""Pre-tokenizers (`tokenizer.ggml.pre`) for which llama.cpp splits words by loops of its own, at any length."""
+"""Pre-tokenizers (`tokenizer.ggml.pre`) for which llama.cpp splits words iteratively, at any length."""
 
 
 class Weights(Protocol):
-    """What a vocabulary needs of the `Model` it is part of."""
+    """The part of `Model` that its vocabulary needs."""
 
     @property
     def handle(self) -> int:
@@ -60,7 +59,7 @@ class Weights(Protocol):
         """Keep the weights loaded until `release`."""
 
     def release(self) -> None:
-        """End what `retain` began."""
+        """Undo `retain`."""
 
 
 class Vocab:
@@ -71,13 +70,13 @@ class Vocab:
         self._handle: int = lib.llama_model_get_vocab(model.handle)
         self.n_tokens = int(lib.llama_vocab_n_tokens(self._handle))
         self.bos = int(lib.llama_vocab_bos(self._handle))
-        """Begins a text; -1 where the model has none."""
+        """Token that begins a text; -1 where the model has none."""
         self.eos = int(lib.llama_vocab_eos(self._handle))
-        """Ends a text; -1 where the model has none."""
+        """Token that ends a text; -1 where the model has none."""
         self.adds_bos = bool(lib.llama_vocab_get_add_bos(self._handle))
         """Whether `add_special` puts `bos` in front."""
         self.sep = int(lib.llama_vocab_sep(self._handle))
-        """Separates two texts; -1 where the model has none."""
+        """Token that separates two texts; -1 where the model has none."""
         self.adds_eos = bool(lib.llama_vocab_get_add_eos(self._handle))
         """Whether `add_special` puts `eos` behind."""
         self.adds_sep = bool(lib.llama_vocab_get_add_sep(self._handle))
@@ -91,7 +90,7 @@ class Vocab:
 
     @contextmanager
     def opened(self) -> Iterator[int]:
-        """The handle, which stays valid inside the block even if another thread closes the model meanwhile."""
+        """A block in which the handle stays valid, even if another thread closes the model."""
         self._model.retain()
         try:
             yield self._handle
@@ -100,7 +99,7 @@ class Vocab:
 
     @cached_property
     def eog_ids(self) -> npt.NDArray[np.int32]:
-        """Every token after which generation ends (end of text, end of turn …), ascending."""
+        """All tokens that end a generation (end of text, end of turn …), ascending."""
         is_eog = lib.llama_vocab_is_eog
         with self.opened() as handle:
             return np.array([token for token in range(self.n_tokens) if is_eog(handle, token)], np.int32)
@@ -112,17 +111,17 @@ class Vocab:
 
     @property
     def bos_text(self) -> str:
-        """How `bos` is written, as templates write it; empty where there is none."""
+        """Spelling of `bos`, as templates write it; empty where there is none."""
         return self.text_of(self.bos)
 
     @property
     def eos_text(self) -> str:
-        """How `eos` is written; empty where there is none."""
+        """Spelling of `eos`; empty where there is none."""
         return self.text_of(self.eos)
 
     @cached_property
     def fill_in(self) -> FillIn | None:
-        """The tokens for filling in the middle of a text; None where one of the three that it takes is missing."""
+        """Tokens for fill-in-the-middle; None where one of the three needed ones is missing."""
         with self.opened() as handle:
             prefix, suffix, middle, repository, file = (
                 None if (token := int(read(handle))) < 0 else token
@@ -139,7 +138,7 @@ class Vocab:
         return FillIn(prefix, suffix, middle, repository, file)
 
     def text_of(self, token: int) -> str:
-        """A token's own spelling in the vocabulary, special tokens included; empty for -1."""
+        """A token's spelling in the vocabulary, special tokens included; empty for -1."""
         if not 0 <= token < self.n_tokens:
             return ""
         with self.opened() as handle:
@@ -147,9 +146,9 @@ class Vocab:
         return spelling.decode("utf-8", "replace")
 
     def least_tokens(self, text: str) -> int:
-        """A lower bound on the number of tokens of a text, for certain; 0 where the vocabulary allows none.
+        """A guaranteed lower bound on the number of tokens of a text; 0 where the vocabulary allows none.
 
-        White space is not counted: some tokens swallow as much of it as stands beside them.
+        White space is not counted: some tokens absorb any amount of it beside them.
         """
         if not self._max_token_bytes:
             return 0
@@ -157,9 +156,9 @@ class Vocab:
 
     @cached_property
     def _max_token_bytes(self) -> int:
-        """Maximum bytes of text that one token stands for; 0 where an unknown token can stand for any number.
+        """Maximum bytes of text that one token can stand for; 0 where an unknown token can stand for any number.
 
-        A token's spelling in the vocabulary has at least as many bytes as the text it stands for.
+        A token's spelling in the vocabulary has at least as many bytes as its text.
         """
         has_bytes = lib.llama_vocab_type(self._handle) in (lib.LLAMA_VOCAB_TYPE_BPE, lib.LLAMA_VOCAB_TYPE_SPM)
         if not has_bytes:
@@ -174,11 +173,11 @@ class Vocab:
         return max(4, *map(len, spellings))
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> npt.NDArray[np.int32]:
-        """The text's token ids.
+        """Token ids of the text.
 
-        `add_special` puts in front (and behind) what the model's metadata asks for; `parse_special` reads the
-        spelling of special tokens in the text as these tokens, which only trusted text such as a rendered template
-        should have. Runs without the GIL, so long texts belong into a thread. Raises `BadRequest` for a lone surrogate.
+        `add_special` adds the tokens around it that the model's metadata asks for. `parse_special` parses spellings of
+        special tokens in the text as these tokens, which only trusted text such as a rendered template may have. Runs
+        without the GIL, so long texts belong in a thread. Raises `BadRequest` for a lone surrogate.
         """
         cuts = set(_cuts(text) if self._recurses and len(text) > 2 * BLOCK else ())
         if len(text) > 2 * STRETCH:
@@ -192,12 +191,12 @@ class Vocab:
         return np.concatenate([around[:n_before], *inner, around[n_before:]])
 
     def _special_cuts(self, text: str, parse_special: bool) -> Iterator[int]:
-        """Where a special token begins, a stretch of text apart: what is before and behind is tokenized by itself.
+        """Places of special tokens, at least `STRETCH` apart, at which a text can be cut and tokenized in pieces.
 
-        For each special token of a text llama.cpp goes through the list of all before it: a megabyte of them took
-        minutes of a thread that others wait for.
+        llama.cpp takes time quadratic in the number of special tokens of a text: a megabyte of them took minutes of a
+        thread that other requests wait for.
         """
-        # One that takes the blanks before it is no place to cut.
+        # Not at a token that absorbs the blanks before it.
         unread = lib.LLAMA_TOKEN_ATTR_LSTRIP | (0 if parse_special else _READ_ON_DEMAND)
         special = self._special
         lengths = sorted({len(spelling) for spelling in special})
@@ -219,7 +218,7 @@ class Vocab:
 
     @cached_property
     def _special(self) -> dict[str, int]:
-        """Attributes of the tokens that llama.cpp looks for in a text before all else, by their spelling."""
+        """Attributes of the tokens that llama.cpp searches for in a text first, by their spelling."""
         read = lib.llama_vocab_get_attr
         with self.opened() as handle:
             attributes = {token: int(read(handle, token)) for token in range(self.n_tokens)}
@@ -228,7 +227,7 @@ class Vocab:
 
     def _tokenize(self, text: str, add_special: bool, parse_special: bool) -> npt.NDArray[np.int32]:
         data = encode(text)
-        # No token is shorter than a byte; the few extra are for what `add_special` and a leading space can add.
+        # No token is shorter than a byte. 16 more are for `add_special` and a leading space.
         tokens = np.empty(len(data) + 16, np.int32)
         count = self._tokenize_into(data, tokens, add_special, parse_special)
         if count < 0:
@@ -242,7 +241,9 @@ class Vocab:
             return int(lib.llama_tokenize(handle, data, len(data), pointer, len(tokens), add_special, parse_special))
 
     def piece(self, token: int) -> bytes:
-        """A token's bytes, perhaps half a character; none for control and unknown tokens, and pictures (below 0)."""
+        """A token's bytes, possibly a part of a character; empty for control and unknown tokens, and pictures (below
+        0).
+        """
         if token < 0:
             return b""
         piece = self._pieces.get(token)
@@ -251,8 +252,8 @@ class Vocab:
         return piece
 
     def pieces(self) -> list[bytes]:
-        """Every token's bytes, as `piece` gives them: a sixth of a second for 128,000 tokens. They are not kept here:
-        most tokens are never seen, and 262,000 take 13 MiB.
+        """Bytes of every token, as `piece` returns them: a sixth of a second for 128,000 tokens. Not cached: most
+        tokens are never used, and 262,000 take 13 MiB.
         """
         size = 64
         buffer, read = ctypes.create_string_buffer(size), lib.llama_token_to_piece
@@ -274,14 +275,14 @@ class Vocab:
         return shown
 
     def spelled(self, token: int) -> bytes:
-        """A token's bytes as `piece` gives them, and special ones by their spelling."""
+        """A token's bytes as `piece` returns them, and special ones by their spelling."""
         return self.piece(token) or self.text_of(token).encode()
 
     def difference(self, other: Vocab) -> str | None:
-        """The first place where tokens of another vocabulary mean something else; None where they mean the same.
+        """First token that means something else in another vocabulary, as a message; None where all mean the same.
 
-        Unused tokens at the end do not count, nor do control tokens: fine-tuned models add and rename some. Reads
-        both vocabularies: a tenth of a second for 100,000 tokens.
+        Unused tokens at the end do not count, nor do control tokens: fine-tuned models add and rename some. Reads both
+        vocabularies: a tenth of a second for 100,000 tokens.
         """
         if lib.llama_vocab_type(self._handle) != lib.llama_vocab_type(other._handle):
             return "they have tokenizers of different kinds"
@@ -296,14 +297,14 @@ class Vocab:
         return None
 
     def is_user_defined(self, token: int) -> bool:
-        """Whether a token was added to the vocabulary as it is written, such as `<tool_call>`."""
+        """Whether a token was added to the vocabulary as it is spelled, such as `<tool_call>`."""
         with self.opened() as handle:
             return bool(lib.llama_vocab_get_attr(handle, token) & lib.LLAMA_TOKEN_ATTR_USER_DEFINED)
 
     @property
     def special_ids(self) -> tuple[int, ...]:
-        """Tokens that are no part of a text: control tokens, and user-defined ones that look like them. The first time
-        it takes as long as `pieces`, unless these were read.
+        """Tokens that are not part of a text: control tokens, and user-defined ones that look like them. The first call
+        takes as long as `pieces`, unless that was called.
         """
         if self._special_ids is None:
             self.pieces()
@@ -324,11 +325,11 @@ class Vocab:
 
 
 def _cuts(text: str) -> list[int]:
-    """Where to cut a text so that no stretch without a change from or to white space is as long as two blocks.
+    """Places to cut a text, so that no run of white space, or of other characters, is as long as two blocks.
 
     For most pre-tokenizers llama.cpp splits text into words by `std::regex`, which recurses for each character of a
-    word: at some 25,000 it overflows a thread's stack and takes the process along. So such words are tokenized in
-    pieces. Ordinary text has no cuts and is tokenized exactly as llama.cpp does.
+    word: at some 25,000 it overflows a thread's stack and crashes the process. So such words are tokenized in pieces.
+    Ordinary text has no cuts, and is tokenized exactly as llama.cpp does.
     """
     starts = range(0, len(text) - BLOCK + 1, BLOCK)
     solid = [start for start in starts if _NO_BREAK.fullmatch(text, start, start + BLOCK)]
@@ -336,7 +337,7 @@ def _cuts(text: str) -> list[int]:
 
 
 def encode(text: str) -> bytes:
-    """UTF-8 of a prompt. Raises `BadRequest` where a lone surrogate makes that impossible."""
+    """UTF-8 of a prompt. Raises `BadRequest` for a lone surrogate."""
     try:
         return text.encode("utf-8")
     except UnicodeEncodeError as error:
