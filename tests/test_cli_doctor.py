@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,10 +14,11 @@ from typing import Any
 
 import pytest
 import trio
+from http_server import new_key
 from hybrids import write_hybrid
 from projectors import write_projector, write_seeing_model
 
-from harness import ServerProcess, run_to_end, uma_command
+from harness import ServerProcess, clean_environ, run_to_end, uma_command, until
 from models import write_encoder, write_large_cells
 from uma.cli import checks, doctor, main, ps
 from uma.cli.checks import Check
@@ -113,6 +115,26 @@ def test_a_broken_file_of_a_server_that_runs_is_told_with_what_the_server_does(
     assert (code, found["access"]["finding"]) == (1, str(file))
     assert found["access"]["todo"].startswith(f"{option}: {file}")
     assert found["access"]["todo"].endswith("a server that runs keeps what it read before")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of processes")
+def test_a_broken_file_of_keys_of_a_server_that_runs_is_told_whatever_the_settings_here_are(
+    capsys: Capsys, socket_dir: Path
+) -> None:
+    keys, config = socket_dir / "keys.toml", socket_dir / "uma.toml"
+    new_key("ada", keys)
+    config.write_text('http_keys = "keys.toml"\nhttp = "127.0.0.1:0"\n')
+    command = uma_command("run", "--socket", "s", "--config", config.name)  # what is relative is the server's
+    with subprocess.Popen(command, cwd=socket_dir, env=clean_environ()) as server:  # forked it would have no command
+        try:
+            until(lambda: run(capsys, "--socket", str(socket_dir / "s")), lambda told: "ok" in str(told[1]["server"]))
+            code, found = run(capsys, "--socket", str(socket_dir / "s"))
+            assert (code, found["access"]["finding"]) == (0, str(keys))
+            keys.write_text("[broken\n")
+            code, found = run(capsys, "--socket", str(socket_dir / "s"))
+        finally:
+            server.terminate()
+    assert (code, "is not TOML" in found["access"]["todo"]) == (1, True)
 
 
 def test_a_machine_whose_threads_wait_for_each_other_is_marked_and_told_what_to_do(

@@ -9,14 +9,16 @@ import os
 import platform
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import attrs
 import trio
 
 from uma import figures, posix
 from uma.cli import describe, words
+from uma.cli.options import load_settings
 from uma.client import connect, dialled
 from uma.config import RuntimeConfig
 from uma.engine import sizing
@@ -230,22 +232,49 @@ def folders(config: RuntimeConfig) -> Iterator[Check]:
         yield _cache_dir(Path(config.prefix_folder).expanduser())
 
 
-def access(config: RuntimeConfig) -> Iterator[Check]:
-    """The files of keys, users and the certificate, where the settings name any: a broken one that a server reads again
-    leaves it with what it had.
+FILES = ("http_keys", "http_tls_cert", "http_tls_key", "socket_users")
+"""Settings that name a file which a server reads again when it has changed."""
+
+
+def access(config: RuntimeConfig, pids: Iterable[int] = ()) -> Iterator[Check]:
+    """The files of keys, users and the certificate that the settings name, or the servers that run: a broken one that a
+    server reads again leaves it with what it had.
     """
-    named = [file for file in (config.http_keys, config.http_tls_cert, config.socket_users) if file]
-    if not named:
-        return
+    every = [config, *(_with_files_of(pid, config) for pid in pids)]
+    by_files = {(each.http_keys, each.http_tls_cert, each.socket_users): each for each in every}
+    for named, each in by_files.items():
+        if any(named):
+            yield Check("access", ", ".join(filter(None, named)), _access_problem(each))
+
+
+def _access_problem(config: RuntimeConfig) -> str:
     from uma.http import serve  # noqa: PLC0415  (slow to import)
 
-    todo = ""
     try:
         serve.check(attrs.evolve(config, http=config.http or "127.0.0.1:0"))
         Users.load(config.socket_users)
     except ConfigError as error:
-        todo = f"{describe(error)}; a server that runs keeps what it read before"
-    yield Check("access", ", ".join(named), todo)
+        return f"{describe(error)}; a server that runs keeps what it read before"
+    return ""
+
+
+def _with_files_of(pid: int, config: RuntimeConfig) -> RuntimeConfig:
+    """`config` with the files that the server with this `pid` was started with, where Linux tells them to this user."""
+    from uma.cli.parser import build_parser  # noqa: PLC0415  (it imports the commands)
+
+    process = Path("/proc") / str(pid)
+    try:
+        words, variables = (os.fsdecode((process / of).read_bytes()).split("\0")[:-1] for of in ("cmdline", "environ"))
+        folder = (process / "cwd").readlink()
+        options = build_parser().parse_args(words[words.index("run") :])
+        if options.config_file is not None:
+            options.config_file = folder / options.config_file
+        served = load_settings(options, dict(each.split("=", 1) for each in variables if "=" in each)).config
+    except (OSError, ValueError, UmaError, SystemExit):  # it is gone, another user's, or no `uma run`
+        return config
+    named = {name: getattr(served, name) for name in FILES}
+    files: dict[str, Any] = {name: file and str(folder / file) for name, file in named.items()}
+    return attrs.evolve(config, **files)
 
 
 def _socket_problem(path: Path) -> str:

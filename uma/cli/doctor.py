@@ -6,7 +6,8 @@ It loads no model.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 import attrs
 import trio
@@ -15,11 +16,11 @@ from uma.cli import checks
 from uma.cli.checks import Check
 from uma.cli.default_model import with_all, with_default
 from uma.cli.options import load_settings
-from uma.cli.ps import running
+from uma.cli.ps import Running, running
 from uma.cli.sanitize import json_text
 from uma.cli.table import print_table, print_wrapped
 from uma.config import Loaded, RuntimeConfig
-from uma.errors import ModelError
+from uma.errors import ConnectionLost, ModelError
 from uma.supervisor import too_large
 
 NEEDS_DOING = 1
@@ -36,7 +37,9 @@ def main(options: argparse.Namespace) -> int:
         loaded = with_default(loaded)
     except ModelError as error:
         missing = [Check("served models", "not all of those that the settings name are here", error.message)]
-    found = [*examine(loaded.config), *_other_servers(loaded), *missing]
+    servers = _servers(loaded)
+    pids = [server.pid for server in servers if server.pid is not None]
+    found = [*examine(loaded.config, pids), *_other_servers(loaded, servers), *missing]
     needs_doing = any(check.todo for check in found)
     if options.json:
         every = [attrs.asdict(result, filter=attrs.filters.exclude("is_detail")) for result in found]
@@ -46,15 +49,15 @@ def main(options: argparse.Namespace) -> int:
     return NEEDS_DOING if needs_doing else 0
 
 
-def examine(config: RuntimeConfig) -> list[Check]:
-    """Every check, in the order in which a reader wants them."""
+def examine(config: RuntimeConfig, pids: Iterable[int] = ()) -> list[Check]:
+    """Every check, in the order in which a reader wants them; `pids` are those of the servers that run."""
     return [
         *checks.versions(),
         checks.extra_buffer_types(config),
         *checks.computing(config),
         *checks.machine(config),
         *checks.folders(config),
-        *checks.access(config),
+        *checks.access(config, pids),
         *checks.models(config),
         checks.server(config),
     ]
@@ -66,11 +69,18 @@ def _too_large(loaded: Loaded) -> list[Check]:
     return [Check("too large", f"{len(found)} of the models", lacks="; ".join(found))] if found else []
 
 
-def _other_servers(loaded: Loaded) -> list[Check]:
-    """Servers that `uma ps` lists beside the one on the usual socket."""
+def _servers(loaded: Loaded) -> list[Running]:
+    """Servers that `uma ps` lists."""
+    with suppress(ConnectionLost):  # a check of its own tells that
+        return trio.run(running, loaded)
+    return []
+
+
+def _other_servers(loaded: Loaded, servers: Iterable[Running]) -> list[Check]:
+    """Servers beside the one on the usual socket."""
     if loaded.origins["socket"] != "default":
         return []
-    others = [server for server in trio.run(running, loaded) if server.socket != loaded.config.socket]
+    others = [server for server in servers if server.socket != loaded.config.socket]
     told = "; ".join(f"{server.model or 'loading'} on {server.socket}" for server in others)
     return [Check("other servers", told)] if told else []
 

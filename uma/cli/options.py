@@ -195,8 +195,10 @@ def _allowed(value: Any, hint: Any) -> Any:
     return value
 
 
-def load_settings(options: argparse.Namespace) -> Loaded:
-    """The configuration that `options`, the environment and the file make together (`ConfigError`)."""
+def load_settings(options: argparse.Namespace, environ: Mapping[str, str] | None = None) -> Loaded:
+    """The configuration that `options`, the environment, by default this process's, and the file make together
+    (`ConfigError`).
+    """
     prefix = "setting_"
     flags = {name.removeprefix(prefix): value for name, value in vars(options).items() if name.startswith(prefix)}
     named = getattr(options, "positional_models", None) or []
@@ -206,7 +208,7 @@ def load_settings(options: argparse.Namespace) -> Loaded:
         raise ConfigError(f"two models are named: {named[0]} and --model {flags['model']}; name one")
     elif named:
         (flags["model"],) = named
-    loaded = load(flags, config_file=options.config_file)
+    loaded = load(flags, environ, options.config_file)
     for warning in loaded.warnings:
         say.warn(warning)
     return loaded

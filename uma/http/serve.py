@@ -91,6 +91,10 @@ def _load(cert: Path, key: Path) -> ssl.SSLContext:
         context.load_cert_chain(cert, key, "")  # no passphrase: OpenSSL would stop the server to ask
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
+        if isinstance(error, ssl.SSLError):
+            is_other = error.reason == "KEY_VALUES_MISMATCH"
+            no_pem = "one of the two is no PEM file, is cut off, or has a passphrase (OpenSSL: PEM lib)"
+            why = "the key is another certificate's (key values mismatch)" if is_other else no_pem
         told = (
             f"{cert}, with the key {key}: {why}; name a certificate and its key, both as PEM and without a passphrase"
         )
