@@ -136,7 +136,7 @@ def offers() -> None:
 
 
 def batch() -> None:
-    tally = Tally(total_rows=2_000, is_counted=True, rows=1_024, begun_rows=400, running=40, failed=3)
+    tally = Tally(total_rows=2_000, rows=1_024, begun_rows=400, running=40, failed=3)
     began_sec = time.monotonic()
     with pytest.MonkeyPatch.context() as clock:
         clock.setattr(batch_view, "time", SimpleNamespace(monotonic=lambda: began_sec + 100))

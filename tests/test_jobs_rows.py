@@ -70,22 +70,18 @@ def test_of_a_compressed_input_it_is_known_how_far_it_was_read(is_csv: bool) -> 
     assert rows[-1].end_bytes == len(packed)
 
 
-def test_rows_are_counted_and_in_a_long_file_estimated_whatever_their_order(tmp_path: Path) -> None:
+def test_rows_are_counted_however_long_the_file_is(tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     path.write_bytes(b'{"prompt": "a"}\n\n  \n' * 999 + b'{"prompt": "b"}')
     with path.open("rb") as file:
-        assert count_rows(file) == (1_000, True)
+        assert count_rows(file) == 1_000
         assert len(list(read_rows(file))) == 1_000, "it stays at its place"
-    sizes = range(50, 5_000)
-    for ordered in (sizes, reversed(sizes)):
-        path.write_bytes(b"".join(b"x" * size + b"\n" for size in ordered))
-        with path.open("rb") as file:
-            rows, is_exact = count_rows(file)
-        assert not is_exact
-        assert rows == pytest.approx(len(sizes), rel=0.1)
+    path.write_bytes(b"".join(b"x" * size + b"\n" for size in range(50, 5_000)))
+    with path.open("rb") as file:
+        assert count_rows(file) == 4_950
     path.write_bytes(gzip.compress(b"a\n" * 9))
     with path.open("rb") as file:
-        assert count_rows(file) == (0, False)
+        assert count_rows(file) is None
 
 
 def test_a_plain_prompt_is_a_user_s_message_and_raw_it_is_continued() -> None:

@@ -350,6 +350,7 @@ def test_without_a_quantization_all_are_shown_with_the_one_that_is_taken_and_why
     with Terminal(uma_command("pull", REPOSITORY), environ, columns=100) as terminal:
         terminal.wait_for("Tiny-8B-Q4_K_M.gguf")  # the path, which comes last
         assert rows_of(terminal.text) == OFFERS
+        assert f"{'█' * 20} 100 % of " in terminal.raw.decode()
 
 
 @pytest.mark.parametrize(

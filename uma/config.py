@@ -385,13 +385,13 @@ class Setting:
     @property
     def choices(self) -> tuple[str, ...] | None:
         """The words allowed, where only some are."""
-        return get_args(self.hint) if get_origin(self.hint) is Literal else None
+        return get_args(self.hint) if get_origin(self.hint) is Literal and self.base is str else None
 
     @property
     def base(self) -> type:
         """`str`, `int`, `float` or `bool`."""
         hint = get_args(self.hint)[0] if get_origin(self.hint) is Annotated else self.hint
-        return str if get_origin(hint) is Literal else hint
+        return type(get_args(hint)[0]) if get_origin(hint) is Literal else hint
 
     def parse(self, text: str, origin: str) -> Any:
         """A value from a flag's or variable's text. Raises `ConfigError` naming `origin`."""
@@ -432,10 +432,10 @@ def settings() -> dict[str, Setting]:
 @cache
 def _types() -> dict[str, Any]:
     """The type of each setting's value. Kept: a command's options ask for all of them some twenty times."""
-    return {name: _without_none(hint) for name, hint in hints_of(RuntimeConfig).items()}
+    return {name: without_none(hint) for name, hint in hints_of(RuntimeConfig).items()}
 
 
-def _without_none(hint: Any) -> Any:
+def without_none(hint: Any) -> Any:
     """The type of a setting's value, where it has one."""
     inner = [inner for inner in get_args(hint) if inner is not type(None)]
     return inner[0] if isinstance(hint, UnionType) or get_origin(hint) is Union else hint

@@ -155,7 +155,7 @@ async def _batch(
             if not runner.is_live:
                 runner.tally.total_bytes = os.fstat(file.fileno()).st_size
             if not is_csv:
-                runner.tally.total_rows, runner.tally.is_counted = count_rows(file)
+                runner.tally.total_rows = await trio.to_thread.run_sync(count_rows, file, abandon_on_cancel=True)
             code = await _shown(runner, options, interrupts)
         nursery.cancel_scope.cancel()
     return code

@@ -85,9 +85,8 @@ class Speed:
 
     def _rows(self) -> str:
         tally = self.tally
-        about = "" if tally.is_counted else "about "
         ended = tally.ended_rows
-        rows = f"{ended:,} of {about}{tally.total_rows:,} rows" if tally.total_rows else words.rows(ended)
+        rows = f"{ended:,} of {tally.total_rows:,} rows" if tally.total_rows else words.rows(ended)
         return f"{rows} ({tally.share:.0%})" if ended and tally.share is not None else rows
 
 
@@ -163,7 +162,7 @@ class Events(ProgressView):
             "blocking_row": tally.blocking_row if tally.kept else None,
             "failed": tally.ended_failed,
             "rows_before": tally.begun_rows,
-            "total_rows": tally.total_rows or None,
+            "total_rows": tally.total_rows,
             "running": tally.running - tally.waiting,
             "waiting": tally.waiting,
             "prompt_tokens": tally.prompt_tokens,

@@ -10,13 +10,13 @@ import argparse
 import types
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, get_origin
 
 import attrs
 
 from uma.cli import say
-from uma.config import HTTP, LOG, Loaded, Setting, load, settings
-from uma.constraints import Range, hints_of, name_of, problems, show
+from uma.config import HTTP, LOG, Loaded, Setting, load, settings, without_none
+from uma.constraints import Range, hints_of, problems
 from uma.errors import ConfigError
 from uma.types import CHAT_SAMPLING, SAMPLER_FIELDS, SamplingParams
 
@@ -126,15 +126,17 @@ def add_settings(parser: argparse.ArgumentParser, *, leave_out: frozenset[str] =
         )  # fmt: skip
 
 
-def _add_setting(group: argparse._ArgumentGroup, option: Setting, default: str = "none") -> None:
+def _add_setting(group: argparse._ArgumentGroup, option: Setting, default: str = "") -> None:
     what = ", ".join(option.choices) if option.choices else option.unit
-    default = OTHER_DEFAULTS.get(option.name) or option.show(option.default) or default
+    default = default or OTHER_DEFAULTS.get(option.name) or option.show(option.default) or "none"
     notes = "; ".join(filter(None, [what, f"default: {default}"]))
     text = _escape(f"{option.help} ({notes})")
-    dest = f"setting_{option.name}"
+    dest = _dest(option.name)
     flags = [option.flag, *filter(None, [SHORT.get(option.name)])]
     if option.base is bool:
         group.add_argument(option.flag, dest=dest, action=argparse.BooleanOptionalAction, default=None, help=text)
+    elif get_origin(option.base) is tuple:
+        group.add_argument(option.flag, dest=dest, action="append", metavar="TEXT", type=_stop_text, help=text)
     elif option.bare is not None:
         group.add_argument(
             option.flag,
@@ -224,27 +226,11 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
         "sampling",
         "How the next token is chosen, in the order of llama.cpp: penalties, top-k, top-p, min-p, temperature.",
     )
-    # A command that generates nothing would print nothing, and say no word of why.
-    hints = {**hints_of(SamplingParams), "max_tokens": Annotated[int, Range(1)]}
     known = settings()
     for name in SAMPLER_FIELDS:
         _add_setting(group, known[name], f"the model's own, else {CHAT_SAMPLING.get(name, 'off')}")
-    for field in _other_fields():
-        text, unit = SAMPLING_HELP[field.name]
-        flag, dest = "--" + field.name.replace("_", "-"), _sampling_dest(field.name)
-        shown = "; ".join(filter(None, [unit, f"default: {_default_words(field.name, field.default)}"]))
-        help_text = _escape(f"{text} ({shown})")
-        base = _base(hints[field.name])
-        if base is bool:
-            group.add_argument(flag, dest=dest, action=argparse.BooleanOptionalAction, default=None, help=help_text)
-        elif base is tuple:
-            group.add_argument(flag, dest=dest, action="append", metavar="TEXT", type=_stop_text, help=help_text)
-        else:
-            metavar = "N" if base is int else "X"
-            flags = [flag, *filter(None, [SHORT.get(field.name)])]
-            group.add_argument(
-                *flags, dest=dest, type=_reader(base, hints[field.name]), metavar=metavar, help=help_text
-            )
+    for option in _other_fields():
+        _add_setting(group, option, _default_words(option.name, option.default))
 
 
 def sampling_of(options: argparse.Namespace, loaded: Loaded) -> SamplingParams:
@@ -252,7 +238,7 @@ def sampling_of(options: argparse.Namespace, loaded: Loaded) -> SamplingParams:
 
     Raises `ConfigError` where fields do not go together.
     """
-    given = {field.name: getattr(options, _sampling_dest(field.name)) for field in _other_fields()}
+    given = {field.name: getattr(options, _dest(field.name)) for field in _other_fields()}
     chosen = {name: getattr(loaded.config, name) for name in SAMPLER_FIELDS if loaded.origins[name] != "default"}
     try:
         return SamplingParams(**chosen, **{name: value for name, value in given.items() if value is not None})
@@ -260,12 +246,17 @@ def sampling_of(options: argparse.Namespace, loaded: Loaded) -> SamplingParams:
         raise ConfigError("--" + str(error).replace("_", "-")) from None
 
 
-def _other_fields() -> list[attrs.Attribute[Any]]:
-    return [field for field in attrs.fields(SamplingParams) if field.name in SAMPLING_HELP]
+def _other_fields() -> list[Setting]:
+    hints = {name: without_none(hint) for name, hint in hints_of(SamplingParams).items()}
+    # A command that generates nothing would print nothing, and say no word of why.
+    hints["max_tokens"] = Annotated[int, Range(1)]
+    fields = (field for field in attrs.fields(SamplingParams) if field.name in SAMPLING_HELP)
+    return [Setting(field.name, hints[field.name], field.default, *SAMPLING_HELP[field.name]) for field in fields]
 
 
-def _sampling_dest(name: str) -> str:
-    return "setting_max_tokens" if name == "max_tokens" else f"sampling_{name}"
+def _dest(name: str) -> str:
+    """The attribute that an option's value is kept in: of a setting, or of a field of `SamplingParams` that is none."""
+    return f"{'sampling' if name in SAMPLING_HELP and name not in SAMPLING else 'setting'}_{name}"
 
 
 def _default_words(name: str, default: Any) -> str:
@@ -279,29 +270,6 @@ def _default_words(name: str, default: Any) -> str:
     if default is None:
         return "off"
     return str(default).lower() if isinstance(default, bool) else f"{default:g}"
-
-
-def _base(hint: Any) -> type:
-    """`int` for `Annotated[int, …] | None`."""
-    if get_origin(hint) in (Union, types.UnionType):
-        hint = next(arg for arg in get_args(hint) if arg is not type(None))
-    if get_origin(hint) is Annotated:
-        hint = get_args(hint)[0]
-    if get_origin(hint) is Literal:
-        return type(get_args(hint)[0])
-    base: type = get_origin(hint) or hint
-    return base
-
-
-def _reader(base: type, hint: Any) -> Callable[[str], Any]:
-    def read(text: str) -> Any:
-        try:
-            value = base(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"expected {name_of(base)}, not {show(text)}") from None
-        return _allowed(value, hint)
-
-    return read
 
 
 def _stop_text(text: str) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from typing import TextIO
 
 from uma import figures
-from uma.cli import say
+from uma.cli import say, words
 from uma.cli.memory import fits, memory_bytes
 from uma.cli.sanitize import sanitize_line
 from uma.cli.table import print_table
@@ -20,6 +21,10 @@ from uma.models.pull import Pull
 
 LINES = 10
 """Lines of progress where there is no terminal."""
+SHOW_SEC = 0.1
+"""Time between two looks of a terminal's line."""
+BAR_CELLS = 20
+"""Length of its bar."""
 COLUMNS = ("", "quantization", "size", "fits", "files", "name")
 CHOSEN = "*"
 """Marks the one that is pulled."""
@@ -49,8 +54,8 @@ def main(options: argparse.Namespace) -> int:
         smaller = _largest_that_fits(listing, memory)
         does = "" if smaller is None else f"; {smaller.quantization or smaller.name} does"
         say.warn(f"{offer.name} has {size}, and {figures.size(memory)} of memory are free here: it may not fit{does}")
-    with _progress(offer.name.rpartition("/")[2], offer.size_bytes) as on_progress:
-        path = Pull(listing, offer, cache, endpoint, on_progress).run()
+    on_progress = _progress(offer.name.rpartition("/")[2], offer.size_bytes)
+    path = Pull(listing, offer, cache, endpoint, on_progress).run()
     say.note(f"{size} are here: uma chat {catalog.short_name(path, os.environ)}")
     print(sanitize_line(str(path)))
     return 0
@@ -118,45 +123,23 @@ def _largest_that_fits(listing: hub.Listing, memory: int) -> hub.Offer | None:
     return max(fitting, key=lambda offer: offer.size_bytes, default=None)
 
 
-@contextmanager
-def _progress(name: str, total: int) -> Iterator[Callable[[int], None]]:
-    """What shows how many bytes are here, of all."""
-    if not sys.stderr.isatty():
-        yield _lines(name, total)
-        return
-    # Slow to import, and not needed where there is no terminal.
-    from rich.console import Console  # noqa: PLC0415
-    from rich.progress import (  # noqa: PLC0415
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
-    text = TextColumn("{task.description}", markup=False)
-    columns = (text, BarColumn(None), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = None
-
-        def show(n_bytes: int) -> None:
-            nonlocal task
-            if task is None:  # what was here already has no speed
-                task = progress.add_task(sanitize_line(name), total=total, completed=n_bytes)
-            progress.update(task, completed=n_bytes)
-
-        yield show
-
-
-def _lines(name: str, total: int) -> Callable[[int], None]:
-    said = -1
+def _progress(name: str, total: int) -> Callable[[int], None]:
+    """What tells how many bytes are here, of all: in a line of a terminal that is replaced, else in a few lines."""
+    is_shown = sys.stderr.isatty()
+    begun: tuple[float, int] | None = None
+    shown_sec, said = 0.0, -1
 
     def tell(n_bytes: int) -> None:
-        nonlocal said
-        part = n_bytes * LINES // max(1, total)
-        if part > said:
-            said = part
-            say.note(f"{name}: {100 * n_bytes // max(1, total)} % of {figures.size(total)}")
+        nonlocal begun, shown_sec, said
+        now, percent = time.monotonic(), 100 * n_bytes // max(1, total)
+        begun = begun or (now, n_bytes)  # what was here already has no speed
+        of_all = f"{percent} % of {figures.size(total)}"
+        if is_shown and (now - shown_sec >= SHOW_SEC or n_bytes >= total):
+            speed, shown_sec = (n_bytes - begun[1]) / max(now - begun[0], 1e-3), now
+            pace = f" · {figures.size(round(speed))}/s · {words.time_span((total - n_bytes) / max(speed, 1))} left"
+            say.passing(f"{words.blocks(percent, BAR_CELLS)} {of_all}{pace if speed else ''} · {name}")
+        elif not is_shown and percent * LINES // 100 > said:
+            said = percent * LINES // 100
+            say.note(f"{name}: {of_all}")
 
     return tell

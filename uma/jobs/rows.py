@@ -10,13 +10,12 @@ import codecs
 import csv
 import gzip
 import io
-import os
 import re
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice, zip_longest
 from typing import IO, Any
 
@@ -24,7 +23,7 @@ import attrs
 import orjson
 import xxhash
 
-from uma import json_bytes, posix
+from uma import json_bytes
 from uma.constraints import is_utf8
 from uma.errors import ConfigError
 
@@ -34,8 +33,6 @@ TOO_LONG = f"the row is over {MAX_ROW_BYTES:,} bytes"
 NOT_UTF8 = "the row is not UTF-8; write the file in that encoding"
 PIECE_BYTES = 1_024
 """Maximum bytes of a compressed input that are read ahead of the row that is read; they tell how far the job is."""
-PIECES, PIECE_OF_LINES_BYTES = 64, 65_536
-"""Pieces of a long input in which lines are counted, to know how many rows it has."""
 _CHAT, _COMPLETIONS, _RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 _GENERATING = (_CHAT, _COMPLETIONS, _RESPONSES, "/v1/messages", "/v1/audio/transcriptions")
 _BOUNDS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
@@ -307,22 +304,19 @@ def _shared_id(row: JobRow, known: dict[str, int]) -> str:
     return ""
 
 
-def count_rows(file: IO[bytes]) -> tuple[int, bool]:
-    """How many rows a file of lines has, which stays at its place, and whether that is exact: of a long one, pieces are
-    counted that lie all over it. 0 where lines tell nothing: it is compressed, or cannot be read out of order.
+def count_rows(file: IO[bytes]) -> int | None:
+    """How many rows a file of lines has, which stays at its place. None where lines tell nothing: it is compressed, or
+    cannot be read twice. Blocks while all of it is read, about a second for a gigabyte.
     """
-    if not file.seekable() or (size := os.fstat(file.fileno()).st_size) == 0:
-        return 0, False
-    fd = file.fileno()
-    if posix.pread(fd, 2, 0) == GZIP:
-        return 0, False
-    if size <= PIECES * PIECE_OF_LINES_BYTES:
-        return sum(1 for line in posix.pread(fd, size, 0).split(b"\n") if line.strip()), True
-    counted = sum(
-        posix.pread(fd, PIECE_OF_LINES_BYTES, index * (size - PIECE_OF_LINES_BYTES) // (PIECES - 1)).count(b"\n")
-        for index in range(PIECES)
-    )
-    return round(counted * size / (PIECES * PIECE_OF_LINES_BYTES)), False
+    if not file.seekable():
+        return None
+    start = file.tell()
+    is_compressed = file.read(len(GZIP)) == GZIP
+    file.seek(start)
+    lines = iter(partial(file.readline, MAX_ROW_BYTES), b"")
+    rows = None if is_compressed else sum(1 for line in lines if line.strip())
+    file.seek(start)
+    return rows
 
 
 def _lines(file: Any, position: Callable[[], int] | None) -> Iterator[JobRow]:

@@ -51,10 +51,8 @@ class Tally:
     """Rows of these that failed."""
     total_bytes: int = 0
     """Bytes of the input; 0: not known."""
-    total_rows: int = 0
-    """Rows of the input, about; 0: not known."""
-    is_counted: bool = False
-    """Whether `total_rows` is counted, and no estimate."""
+    total_rows: int | None = None
+    """Rows of the input; None: not known."""
     input_bytes: int = 0
     """Bytes of the input up to the last row before which all have ended."""
     passed_rows: int = 0
@@ -118,12 +116,12 @@ class Tally:
 
     def passed_all(self) -> None:
         """The input has been read to its end."""
-        self.total_rows, self.is_counted = self.passed_rows, True
+        self.total_rows = self.passed_rows
 
     @property
     def share(self) -> float | None:
         """How much of the input has ended; None where that is not known."""
-        if self.is_counted:
+        if self.total_rows is not None:
             return min(1.0, self.ended_rows / self.total_rows) if self.total_rows else 1.0
         behind_bytes = self.kept * self.passed_bytes / max(self.passed_rows, 1)
         return min(1.0, (self.input_bytes + behind_bytes) / self.total_bytes) if self.total_bytes else None
