@@ -1,4 +1,4 @@
-"""`python -m uma`: the command `uma`, for where the script is not on the path."""
+"""`python -m uma`: the command `uma`, for systems where the script is not on the path."""
 
 import sys
 

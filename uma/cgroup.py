@@ -1,11 +1,11 @@
-"""What Linux's control groups leave to this process: a container's limits, and a systemd unit's.
+"""Limits of Linux's control groups on this process: those of containers and systemd units.
 
-A process is in one group of each hierarchy, and every group above it bounds it as well. systemd sets `MemoryMax=` on
-the unit or its slice, `docker run --memory` on the container: each limit is read from the own group of the process up
-to the top of what is mounted, and the tightest counts. Both versions of the interface are read, mixed ones too.
+A process is in one group of each hierarchy, and is bounded by every group above it as well. systemd sets `MemoryMax=`
+on the unit or its slice, `docker run --memory` on the container. So each limit is read from the process's own group up
+to the top of what is mounted, and the tightest counts. Both versions of the interface are read, also mixed.
 
-Which folders these are is in two texts of the kernel, `/proc/self/cgroup` and `/proc/self/mountinfo`;
-`bounding_groups` reads them without touching a file.
+`bounding_groups` finds these folders in two texts of the kernel, `/proc/self/cgroup` and `/proc/self/mountinfo`,
+without accessing a file.
 """
 
 from __future__ import annotations
@@ -24,25 +24,26 @@ ROOT = Path("/")
 
 @attrs.frozen
 class Group:
-    """One control group, as a folder, of version 1 or 2 of the interface."""
+    """Folder of a control group, of version 1 or 2 of the interface."""
 
     folder: Path
     version: int
     path: str
-    """Path in its hierarchy. With version 1 a process is as a rule in groups of equal path in all hierarchies."""
+    """Path in its hierarchy. With version 1 a process is usually in groups of equal path in all hierarchies."""
 
     def memory_left_bytes(self) -> float:
-        """Bytes that this group's processes can still have; infinite without a limit.
+        """Bytes that this group's processes can still allocate; infinite without a limit.
 
-        Cached files count as used, and Linux drops them before it refuses memory, recently used ones too: they are left
-        as well. Over `memory.high` Linux slows the group down until it gives memory back, so that is a limit as well.
+        Cached files count as used in the kernel's figure, but also as left here, because Linux drops them before it
+        refuses memory. Above `memory.high` Linux throttles the group until it frees memory, so that counts as a limit,
+        too.
         """
         limit = self.memory_limit_bytes()
         used = self._number("memory.current" if self.version == 2 else "memory.usage_in_bytes", 0)
         return math.inf if limit == math.inf else max(0, limit - used + self._file_cache_bytes())
 
     def memory_limit_bytes(self) -> float:
-        """Bytes that this group's processes can have together; infinite without a limit."""
+        """Bytes that this group's processes can allocate together; infinite without a limit."""
         names = ("memory.max", "memory.high") if self.version == 2 else ("memory.limit_in_bytes",)
         return min(self._number(name, math.inf) for name in names)
 
@@ -58,9 +59,9 @@ class Group:
             return math.inf
 
     def cpu_used_ms(self) -> float | None:
-        """CPU time that this group's processes have had so far; None where it is unknown.
+        """CPU time that this group's processes have used; None where it is unknown.
 
-        Version 1 tells it in the hierarchy of the controller `cpuacct`, which is often the one of `cpu`.
+        Version 1 reports it in the hierarchy of the controller `cpuacct`, which is often that of `cpu`.
         """
         if self.version == 1:
             used_ns = self._number("cpuacct.usage", -1)
@@ -75,12 +76,12 @@ class Group:
             return otherwise
 
     def _file_cache_bytes(self) -> int:
-        # Not the field `file`: it has what lies in tmpfs and shared memory too, which cannot be dropped.
+        # Not the field `file`: that includes tmpfs and shared memory, which cannot be dropped.
         total = "" if self.version == 2 else "total_"
         return sum(self._field("memory.stat", f"{total}{name}_file") or 0 for name in ("inactive", "active"))
 
     def _field(self, name: str, key: str) -> int | None:
-        """A line's number in a file of names and numbers; None where it is not there."""
+        """A line's number in a file of names and numbers; None without such a line."""
         try:
             lines = (self.folder / name).read_text(encoding="ascii").splitlines()
             return next(int(line.split()[1]) for line in lines if line.split()[0] == key)
@@ -90,15 +91,15 @@ class Group:
 
 @attrs.frozen
 class QuotaUse:
-    """What was used of a CPU quota."""
+    """CPU time used of a CPU quota."""
 
     group: Path
-    """The folder of the group that has the quota."""
+    """Folder of the group with the quota."""
     used_ms: float
-    """CPU time of all its processes since an arbitrary start."""
+    """CPU time of all its processes, since an arbitrary start."""
 
     def since(self, earlier: QuotaUse | None) -> float | None:
-        """Milliseconds used meanwhile; None where another group had the tightest quota then, or none had."""
+        """Milliseconds used since `earlier`; None where another group had the tightest quota then, or none had."""
         if earlier is None or earlier.group != self.group:
             return None
         return max(0.0, self.used_ms - earlier.used_ms)
@@ -106,29 +107,29 @@ class QuotaUse:
 
 @attrs.frozen
 class _Mount:
-    """A mounted hierarchy of groups."""
+    """Mount of a hierarchy of groups."""
 
     version: int
     options: frozenset[str]
-    """Mount options; with version 1 its controllers are among them."""
+    """Mount options; with version 1 they include its controllers."""
     group: str
-    """The path of the group that is mounted."""
+    """Path of the mounted group."""
     point: str
-    """Where it is mounted."""
+    """Mount point."""
 
 
 def memory_left_bytes(root: Path = ROOT) -> float:
-    """Bytes of memory that the limits on this process leave; infinite without one."""
+    """Bytes of memory that the limits of this process leave; infinite without a limit."""
     return min((group.memory_left_bytes() for group in groups(root, "memory")), default=math.inf)
 
 
 def cpu_quota(root: Path = ROOT) -> float:
-    """CPUs that the quotas on this process pay for at the same time; infinite without one."""
+    """CPUs that the quotas of this process allow it to use at the same time; infinite without a quota."""
     return min((group.cpu_quota() for group in groups(root, "cpu")), default=math.inf)
 
 
 def quota_use(root: Path = ROOT) -> QuotaUse | None:
-    """What all processes under the tightest quota on this one have used of it; None without a quota, or where it is
+    """CPU time that all processes under this process's tightest quota have used; None without a quota, or where it is
     unknown.
     """
     bounding = min(groups(root, "cpu"), key=Group.cpu_quota, default=None)
@@ -144,19 +145,19 @@ def quota_use(root: Path = ROOT) -> QuotaUse | None:
 
 @lru_cache(maxsize=8)
 def groups(root: Path, controller: str) -> tuple[Group, ...]:
-    """The groups that bound this process by `controller`, its own first; `root` is where `/proc` and the mounts are.
+    """Groups that bound this process by `controller`, its own first; `root` contains `/proc` and the mounts.
 
-    Looked up once: limits change while a server runs, its group does not.
+    Cached: limits change while a server runs, its group does not.
     """
     proc = root / "proc" / "self"
     return tuple(bounding_groups(_text(proc / "cgroup"), _text(proc / "mountinfo"), controller, root))
 
 
 def bounding_groups(own: str, mountinfo: str, controller: str, root: Path = ROOT) -> Iterator[Group]:
-    """The groups of a process by the texts of its `/proc/self/cgroup` and `/proc/self/mountinfo`; pure.
+    """Groups of a process, given the texts of its `/proc/self/cgroup` and `/proc/self/mountinfo`; pure.
 
     Its own group comes first, then those above it up to the top of what is mounted. Every hierarchy of version 2 is
-    among them: its folders have the files of the controllers that it has.
+    included: its folders have the files of the controllers that it has.
     """
     paths = list(_own_paths(own))
     for mount in _mounts(mountinfo):
@@ -164,7 +165,7 @@ def bounding_groups(own: str, mountinfo: str, controller: str, root: Path = ROOT
         path = next((path for controllers, path in paths if wanted in controllers), None)
         if path is None or (mount.version == 1 and controller not in mount.options):
             continue
-        # A container sees its own part of the hierarchy mounted; without a namespace its path still begins above.
+        # In a container only its part of the hierarchy is mounted; without a namespace the path begins above that.
         below = path[len(mount.group.rstrip("/")) :] if _is_below(path, mount.group) else ""
         names = [name for name in below.split("/") if name]
         for depth in range(len(names), -1, -1):
@@ -178,7 +179,7 @@ def _is_below(path: str, mounted: str) -> bool:
 
 
 def _own_paths(text: str) -> Iterator[tuple[set[str], str]]:
-    """A process's groups: the controllers of a hierarchy (of version 2 the empty name) and the path there."""
+    """Groups of a process: the controllers of a hierarchy (the empty name for version 2) and the path in it."""
     for line in text.split("\n"):
         _, *rest = line.split(":", 2)
         if len(rest) == 2 and rest[1].startswith("/"):
@@ -195,12 +196,12 @@ def _mounts(text: str) -> Iterator[_Mount]:
 
 
 def _unescaped(path: str) -> str:
-    """A path of `mountinfo`, where the kernel writes spaces, tabs, newlines and backslashes in octal: `\\040`."""
+    """Path in `mountinfo`, where the kernel writes spaces, tabs, newlines and backslashes in octal: `\\040`."""
     return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), path)
 
 
 def _text(file: Path) -> str:
     try:
         return os.fsdecode(file.read_bytes())
-    except OSError:  # another system than Linux
+    except OSError:  # not Linux
         return ""

@@ -1,11 +1,10 @@
-"""Child processes that are asked one thing at a time, and killed where an answer takes too long.
+"""Child processes that answer one question at a time, and are killed if an answer takes too long.
 
-A thread cannot be stopped, and a regular expression or a C extension can keep the interpreter from every other thread.
-What runs over other people's texts or programs, for a time that nothing bounds, runs in a child. Both ends of the
-conversation are here: `Child` for the parent, `serve` for the program. A message is JSON and bytes, each behind its
-length.
+A thread cannot be stopped, and a regular expression or a C extension can hold the GIL. So computations over untrusted
+texts or programs, whose time is unbounded, run in a child. Both sides are here: `Child` for the parent, `serve` for the
+child's program. A message is JSON and bytes, each with its length before it.
 
-The time that counts is the child's own on a CPU, so that no text is blamed for a machine that is busy.
+The deadline counts the child's own CPU time, so that no text is blamed for a busy machine.
 """
 
 from __future__ import annotations
@@ -30,23 +29,24 @@ with suppress(ImportError):  # Windows
     import resource
 
 START_SEC = 30.0
-"""Maximum time for a child process to start, on a machine that is busy."""
+"""Maximum time for a child process to start, on a busy machine."""
 STALL_SEC = 30.0
-"""Maximum time for an answer, whatever of it the child has a CPU for."""
+"""Maximum wall-clock time for an answer, even if the child gets no CPU."""
 KILL_SEC = 10.0
-"""Maximum time between SIGKILL and a child's end: one that waits for a disk or a driver that does not answer can go on
-for ever, and would hold up whoever waits for it."""
+"""Maximum time between SIGKILL and a child's end. A process that waits for a disk or a driver can outlive it for ever,
+and would block its parent."""
 HEADER_BYTES = 4
 
 _PROGRAM = "import runpy, sys; sys.path[:] = {path!r}; runpy.run_path({file!r}, run_name='__main__')"
 
 
 _ENVIRON = ("PATH", "PYTHONHOME", "TMPDIR", "LANG", "LC_ALL", "TZ", "LLAMA_CPP_LIB_PATH")
-"""Variables that a child is given, beside the loader's (`LD_…`, `DYLD_…`): the parent's can hold keys and tokens."""
+"""Variables that a child inherits, beside the loader's (`LD_…`, `DYLD_…`): the parent's others can contain keys and
+tokens."""
 
 _PR_SET_NO_NEW_PRIVS = 38
 (_OVERTIME,) = posix.signals("SIGPROF") or (0,)
-"""The signal that ends a child whose time is over."""
+"""Signal that ends a child at its deadline."""
 
 
 class ChildClosedError(Exception):
@@ -54,18 +54,18 @@ class ChildClosedError(Exception):
 
 
 class ChildBusyError(Exception):
-    """The machine has had no time for the child."""
+    """The machine was too busy for the child."""
 
 
 class ChildEndedError(Exception):
-    """The child ended, was killed from outside, or answered nonsense: the reason."""
+    """The child ended, was killed from outside, or sent an invalid answer; the message says which."""
 
 
 class Child:
     """One child process, or none at the moment. Belongs to one thread at a time.
 
-    `file` is its program, which calls `serve`; `setup` is what that passes on; `deadline_sec` is the maximum CPU time
-    of an answer; one longer than `max_answer_bytes` is nonsense.
+    `file` is its program, which calls `serve` and gets `setup`; `deadline_sec` is the maximum CPU time for an answer;
+    an answer longer than `max_answer_bytes` is invalid.
     """
 
     def __init__(self, file: str, setup: Any, *, deadline_sec: float, max_answer_bytes: int) -> None:
@@ -79,7 +79,7 @@ class Child:
         self._is_closed = False
 
     def start(self) -> None:
-        """Start the process if there is none. Does not wait for it. Raises `OSError` where that is impossible, and
+        """Start the process if there is none, without waiting for it. Raises `OSError` where that is impossible, and
         `ChildClosedError`.
         """
         if self._process is not None:
@@ -91,7 +91,7 @@ class Child:
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                # A session of its own: Ctrl-C in the parent's terminal is the parent's to act on.
+                # A session of its own, so that Ctrl-C in the parent's terminal only reaches the parent.
                 self._process = subprocess.Popen(
                     [_executable(), "-c", _PROGRAM.format(path=sys.path, file=self._file)],
                     stdin=theirs.fileno(),
@@ -109,20 +109,19 @@ class Child:
             raise ChildClosedError
 
     def ask(self, question: Any) -> Any:
-        """The answer. Raises what `start` does; `TimeoutError` where it takes longer than the deadline,
-        `ChildBusyError`, and `ChildEndedError`: then the process is killed, and the next question starts another;
-        `ChildClosedError` after `interrupt`.
+        """The answer. Raises as `start` does; `TimeoutError` at the deadline, `ChildBusyError` and `ChildEndedError`,
+        after which the process is killed and the next question starts another; `ChildClosedError` after `interrupt`.
         """
         return self.ask_about(question, b"")[0]
 
     def ask_about(self, question: Any, data: bytes) -> tuple[Any, bytes]:
-        """The answer to a question about `data`, and the bytes that belong to it. Raises what `ask` does."""
+        """Answer to a question about `data`, and bytes that belong to it. Raises as `ask` does."""
         self.start()
         try:
             if self._is_fresh:
                 started_by = time.monotonic() + START_SEC
                 self._send([self._deadline_sec, self._setup], b"", started_by)
-                self._answer(started_by)  # it is ready
+                self._answer(started_by)  # the child is ready
                 self._is_fresh = False
             due = time.monotonic() + STALL_SEC
             self._send(question, data, due)
@@ -138,12 +137,12 @@ class Child:
                 raise TimeoutError from None
             raise ChildEndedError(str(error) or type(error).__name__) from None
         except BaseException:
-            # Where memory ran out too: the rest of that answer must not answer the next question.
+            # Also after a `MemoryError`: the rest of this answer must not become the next one's.
             self._kill()
             raise
 
     def interrupt(self) -> None:
-        """Have what is asked end at once, and start no other process. Any thread; `close` is called as well."""
+        """End the current question at once, and start no other process. Any thread; call `close` as well."""
         self._is_closed = True
         if (process := self._process) is not None:
             process.kill()
@@ -154,8 +153,8 @@ class Child:
         self._kill()
 
     def _kill(self) -> int | None:
-        """End the process, if there is one. Returns what it has ended with: a signal that was first is negative; None
-        where it has not, as it waits for a disk or a driver.
+        """End the process, if there is one. Returns its exit code, negative for a signal; None where it has not ended,
+        because it waits for a disk or a driver.
         """
         if self._sock is not None:
             self._sock.close()
@@ -202,7 +201,7 @@ class Child:
 
 
 class Children:
-    """A few child processes of one program; see `Child`. Any thread; one that finds all busy waits."""
+    """A few child processes of one program; see `Child`. Any thread; a thread that finds all busy waits."""
 
     def __init__(self, count: int, file: str, setup: Any, *, deadline_sec: float, max_answer_bytes: int) -> None:
         self._all = [
@@ -215,7 +214,7 @@ class Children:
 
     @contextmanager
     def taken(self) -> Iterator[Child]:
-        """One of them, for the block; the one that was used last, whose process has started."""
+        """A block with a child: the one that was used last, so that its process is running."""
         child = self._free.get()
         try:
             yield child
@@ -223,10 +222,10 @@ class Children:
             self._free.put(child)
 
     def close(self) -> None:
-        """Kill the processes, with whatever they are asked, and start no other. Harmless when repeated."""
+        """Kill the processes, whatever they are computing, and start no others. Harmless when repeated."""
         for child in self._all:
             child.interrupt()
-        with self._closing:  # two threads that each had one child would wait for the other's
+        with self._closing:  # otherwise two threads could each hold a child and wait for the other's
             every = [self._free.get() for _ in self._all]
             for child in every:
                 child.close()
@@ -234,9 +233,10 @@ class Children:
 
 
 def serve(prepare: Callable[[Any], Callable[[Any], Any]], max_memory_bytes: int | None = None) -> None:
-    """Answer questions in the child with what `prepare`, given the setup, returns, until the parent closes its end.
+    """Run the child: answer questions by the function that `prepare` returns for the setup, until the parent closes the
+    connection.
 
-    `max_memory_bytes` bounds its address space, where the system does that; without it `prepare` does.
+    `max_memory_bytes` limits its address space, where the system can; None: `prepare` does that.
     """
 
     def prepared(setup: Any) -> Callable[[Any, bytes], tuple[Any, bytes]]:
@@ -249,16 +249,16 @@ def serve(prepare: Callable[[Any], Callable[[Any], Any]], max_memory_bytes: int 
 def serve_about(
     prepare: Callable[[Any], Callable[[Any, bytes], tuple[Any, bytes]]], max_memory_bytes: int | None
 ) -> None:
-    """Answer questions in the child where questions and answers have bytes beside them (`Child.ask_about`)."""
-    if sys.platform == "win32":  # where no child starts
+    """Run the child where questions and answers have bytes beside them (`Child.ask_about`)."""
+    if sys.platform == "win32":  # (no child starts there)
         return
     if max_memory_bytes is not None:
         bound_memory(max_memory_bytes)
     questions, answers = sys.stdin.buffer, sys.stdout.buffer
     (deadline_sec, setup), _ = _read(questions)
     answer = prepare(setup)
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # which ends the process, whatever it is at
-    _write(answers, {}, b"")  # ready: what comes now is on the clock
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # ends the process, whatever it is doing
+    _write(answers, {}, b"")  # ready: from now on the deadline counts
     with suppress(EOFError):
         while True:
             signal.setitimer(signal.ITIMER_PROF, deadline_sec)
@@ -266,17 +266,17 @@ def serve_about(
 
 
 def bound_memory(most_bytes: int) -> None:
-    """Bound this process's address space from now on."""
+    """Limit this process's address space from now on."""
     if sys.platform != "win32":
-        with suppress(ValueError, OSError):  # where the system knows no such limit, the parent's deadline is left
+        with suppress(ValueError, OSError):  # without such a limit, the deadline remains
             resource.setrlimit(resource.RLIMIT_AS, (most_bytes, most_bytes))
 
 
 def confine() -> None:
-    """Confine a child that has loaded all it needs: nothing is opened, written to, connected or started any more.
+    """Confine a child that has loaded all it needs: from now on it can open, write to, connect and start nothing.
 
-    A limit of 0 open files leaves those that are open. A system without a limit, or a process of root, which could
-    raise it again, is held by what is left. It is no sandbox: system calls that need no new file are not filtered.
+    A limit of 0 open files leaves open ones usable. Where a limit does not exist, or root could raise it, the others
+    remain. This is not a full sandbox: system calls that need no new file are not filtered.
     """
     if sys.platform == "win32":
         return

@@ -1,4 +1,4 @@
-"""The block of what has to be closed."""
+"""Base class for context managers that call `close`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Closing(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Free what it holds."""
+        """Free its resources."""
 
     def __enter__(self) -> Self:
         return self

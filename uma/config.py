@@ -1,7 +1,7 @@
-"""Every setting of UMA in one class, and where a setting's value can come from.
+"""All settings of UMA in one class, and their sources.
 
-Flags, `UMA_…` variables and the keys of a TOML file are all derived from the fields of `RuntimeConfig`; the first that
-speaks wins, in this order: flag, variable, file, default.
+Flags, `UMA_…` variables and the keys of a TOML file are all derived from the fields of `RuntimeConfig`. The first
+source with a value wins, in this order: flag, variable, file, default.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ Toggle = Literal["auto", "on", "off"]
 Speculate = Literal["auto", "always", "mtp", "off"]
 
 ANY_NAME = "*"
-"""The alias that is any name."""
+"""Alias that stands for any name."""
 YES, NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
-"""Words for what is switched on or off."""
+"""Words for switches that are on or off."""
 BARE_HTTP = "127.0.0.1:8080"
-"""Where `--http` alone listens."""
+"""Address of `--http` without a value."""
 
 
 def default_socket() -> str:
-    """`$XDG_RUNTIME_DIR/uma/uma.sock`, else a directory of this user's in the system's temporary folder."""
+    """`$XDG_RUNTIME_DIR/uma/uma.sock`, otherwise in a directory of this user in the system's temporary folder."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     base = Path(runtime) / "uma" if runtime else Path(tempfile.gettempdir()) / f"uma-{posix.user_id()}"
     return str(base / "uma.sock")
 
 
 def own_folder(name: str) -> str:
-    """A folder of UMA's own for this user: `$XDG_DATA_HOME/uma/NAME`, by default in `~/.local/share`; empty for a user
+    """Data folder of UMA for this user: `$XDG_DATA_HOME/uma/NAME`, by default in `~/.local/share`; empty for a user
     without a home.
     """
     if data := os.environ.get("XDG_DATA_HOME"):
@@ -57,12 +57,12 @@ def own_folder(name: str) -> str:
 
 
 def default_jobs() -> str:
-    """`own_folder` of files and batches; empty on Windows, without whose locks of files no batch is run."""
+    """`own_folder` for files and batches; empty on Windows, because batches need file locks that it lacks."""
     return "" if sys.platform == "win32" else own_folder("jobs")
 
 
 def setting(default: Any, help_text: str, unit: str = "", *, factory: bool = False, bare: str | None = None) -> Any:
-    """A field of `RuntimeConfig` with what `--help` and `uma config` say of it; `bare`: the value of the flag alone."""
+    """Field of `RuntimeConfig` with its text for `--help` and `uma config`. `bare` is the value of the flag alone."""
     metadata = {"help": help_text, "unit": unit, "bare": bare}
     return (
         attrs.field(factory=default, metadata=metadata) if factory else attrs.field(default=default, metadata=metadata)
@@ -70,11 +70,11 @@ def setting(default: Any, help_text: str, unit: str = "", *, factory: bool = Fal
 
 
 _LORA = re.compile(r"([\w.-]{1,64})=(.+?)(?::(-?\d{1,6}(?:\.\d{1,6})?))?", re.ASCII).fullmatch
-"""A LoRA adapter's name, file and scale."""
+"""Pattern of a LoRA adapter's name, file and scale."""
 
 
 class AdapterFile(NamedTuple):
-    """A LoRA adapter that is loaded with the model."""
+    """LoRA adapter to load with the model."""
 
     name: str
     path: str
@@ -82,16 +82,16 @@ class AdapterFile(NamedTuple):
 
 
 def adapters_of(lora: str) -> tuple[AdapterFile, ...]:
-    """What the setting `lora` names."""
+    """Adapters in a value of the setting `lora`."""
     found = [match.groups() for word in _words(lora) if (match := _LORA(word))]
     return tuple(AdapterFile(name, path, float(scale or 1)) for name, path, scale in found)
 
 
 @attrs.frozen(kw_only=True)
 class RuntimeConfig:
-    """What runs, how, and within which bounds. Every field is checked (`ConfigError`).
+    """All settings. Every field is checked (`ConfigError`).
 
-    Built by hand it is just what its arguments say; `load` is what reads `UMA_…` variables and a file.
+    The constructor only uses its arguments; `load` also reads `UMA_…` variables and a file.
     """
 
     model: Annotated[str, Length(1)] = setting(
@@ -321,12 +321,12 @@ class RuntimeConfig:
 
     @property
     def adapters(self) -> tuple[AdapterFile, ...]:
-        """What `lora` names."""
+        """Adapters in `lora`."""
         return adapters_of(self.lora)
 
     @property
     def takes_any_model(self) -> bool:
-        """Whether a request over HTTP is answered whatever model it names."""
+        """Whether an HTTP request is answered whatever model it names."""
         return ANY_NAME in _words(self.alias)
 
     @property
@@ -335,24 +335,24 @@ class RuntimeConfig:
         return tuple(name for name in _words(self.alias) if name != ANY_NAME)
 
     def frame_bytes(self, *, takes_media: bool) -> int:
-        """Length of the longest frame; `takes_media`: pictures and sounds can be in it, as in a body over HTTP."""
+        """Maximum length of a frame. `takes_media`: pictures and sounds can be in it, as in an HTTP body."""
         return self.max_frame_bytes or 2**20 * (8 if takes_media else 1)
 
     @property
     def prefix_folder(self) -> str:
-        """`cache_dir`; where that is `auto`, what it stands for. Empty: none."""
+        """Folder for `cache_dir`, with `auto` resolved. Empty: none."""
         if self.cache_dir != "auto":
             return self.cache_dir
         return own_folder("cache") if self.models else ""
 
     @property
     def chosen_sampling(self) -> dict[str, Any]:
-        """The figures among `SAMPLER_FIELDS` that are set, by name."""
+        """Fields of `SAMPLER_FIELDS` that are set, by name."""
         return {name: value for name in SAMPLER_FIELDS if (value := getattr(self, name)) is not None}
 
     @property
     def sampler(self) -> SamplerSettings:
-        """How tokens are chosen for a request that does not say: greedily, as far as nothing is set."""
+        """Sampling parameters for requests that do not state them: greedy, unless set otherwise."""
         return SamplerSettings(**self.chosen_sampling)
 
 
@@ -362,7 +362,7 @@ def _words(text: str) -> list[str]:
 
 @attrs.frozen
 class Setting:
-    """One setting as people meet it: its flag, its variable, its type, default, unit and help."""
+    """A setting as users see it: flag, variable, type, default, unit and help."""
 
     name: str
     hint: Any
@@ -370,7 +370,7 @@ class Setting:
     help: str
     unit: str
     bare: str | None = None
-    """The value of the flag where none follows it; None: it needs one."""
+    """Value of the flag without a value; None: it needs one."""
 
     @property
     def flag(self) -> str:
@@ -384,7 +384,7 @@ class Setting:
 
     @property
     def choices(self) -> tuple[str, ...] | None:
-        """The words allowed, where only some are."""
+        """Allowed words; None: any value of the type."""
         return get_args(self.hint) if get_origin(self.hint) is Literal and self.base is str else None
 
     @property
@@ -394,7 +394,7 @@ class Setting:
         return type(get_args(hint)[0]) if get_origin(hint) is Literal else hint
 
     def parse(self, text: str, origin: str) -> Any:
-        """A value from a flag's or variable's text. Raises `ConfigError` naming `origin`."""
+        """Parse a value of a flag or variable. Raises `ConfigError` naming `origin`."""
         try:
             return self._parse(text.strip())
         except ValueError:
@@ -413,7 +413,7 @@ class Setting:
         return "octal permissions such as 600" if self.name == "socket_mode" else name_of(self.hint)
 
     def show(self, value: Any) -> str:
-        """A value as a person would type it; empty for None."""
+        """A value as a user would type it; empty for None."""
         if value is None:
             return ""
         if self.name == "socket_mode":
@@ -422,7 +422,7 @@ class Setting:
 
 
 def settings() -> dict[str, Setting]:
-    """Every setting, in the order of `RuntimeConfig`. Its defaults are those of the environment as it is now."""
+    """All settings, in the order of `RuntimeConfig`. Defaults depend on the current environment."""
     return {
         field.name: Setting(field.name, _types()[field.name], _default(field), **field.metadata)
         for field in attrs.fields(RuntimeConfig)
@@ -431,12 +431,12 @@ def settings() -> dict[str, Setting]:
 
 @cache
 def _types() -> dict[str, Any]:
-    """The type of each setting's value. Kept: a command's options ask for all of them some twenty times."""
+    """Type of each setting's value. Cached: a command's options ask for all of them some twenty times."""
     return {name: without_none(hint) for name, hint in hints_of(RuntimeConfig).items()}
 
 
 def without_none(hint: Any) -> Any:
-    """The type of a setting's value, where it has one."""
+    """Type of a setting's value, without `| None`."""
     inner = [inner for inner in get_args(hint) if inner is not type(None)]
     return inner[0] if isinstance(hint, UnionType) or get_origin(hint) is Union else hint
 
@@ -470,29 +470,29 @@ SERVER_ONLY = HTTP | frozenset(
         "otel",
     }
 )
-"""Settings that only a server has a use for: options of `uma run` and `uma config` alone, and no keywords of `LLM`."""
+"""Settings that only a server uses: options of `uma run` and `uma config` only, and not keywords of `LLM`."""
 
 
 OF_MODEL = (frozenset(settings()) - SERVER_ONLY - LOG - {"model", "socket"}) | {"idle_unload"}
-"""Settings that one of several models can have for itself."""
+"""Settings that can be set for one of several models."""
 ALL_MODELS = "all"
-"""The word for all models that are here."""
+"""Word for all local models."""
 BUILTIN = "builtin"
-"""The name of the model that is a part of UMA."""
+"""Name of the model that is included in UMA."""
 
 
 @attrs.frozen
 class ModelSettings:
-    """What one of several models has for itself: a table `[models."NAME"]` of the file."""
+    """Settings of one of several models: a table `[models."NAME"]` of the file."""
 
     alias: tuple[str, ...] = ()
-    """Other names of it."""
+    """Further names of the model."""
     values: Mapping[str, Any] = attrs.field(factory=dict)
-    """Values of settings among `OF_MODEL`, by their names."""
+    """Values of settings in `OF_MODEL`, by name."""
     pin: bool = False
-    """Whether it is loaded at the start, and stays."""
+    """Whether it is loaded at the start, and stays loaded."""
     where: str = attrs.field(default="", eq=False)
-    """The file, and its table there, for messages."""
+    """File and table, for messages."""
 
     @property
     def adapters(self) -> tuple[str, ...]:
@@ -502,22 +502,22 @@ class ModelSettings:
 
 @attrs.frozen
 class Loaded:
-    """A configuration, and where each value came from: `--flag`, `UMA_…`, a file's name, `default`."""
+    """A configuration, and the origin of each value: `--flag`, `UMA_…`, a file's name, `default`."""
 
     config: RuntimeConfig
     origins: dict[str, str]
     warnings: tuple[str, ...] = ()
-    """What was found and not used."""
+    """Values that were found but not used."""
     models: Mapping[str, ModelSettings] = attrs.field(factory=dict)
-    """Settings by the name that the file has for a model, in its order."""
+    """Settings by the name that the file has for a model, in the order of the file."""
 
 
 RESERVED_VARIABLES = frozenset({"UMA_DEBUG", "UMA_MODELS", "UMA_CONFIG"})
-"""Variables that are no settings: verbose logs, the folder of models, and the file `--config` would name."""
+"""Variables that are not settings: debug logs, the folder of models, and the file for `--config`."""
 
 
 def is_debugging(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether `UMA_DEBUG` asks for every log line and for tracebacks."""
+    """Whether `UMA_DEBUG` asks for all log lines and for tracebacks."""
     return (os.environ if environ is None else environ).get("UMA_DEBUG", "") not in ("", "0")
 
 
@@ -526,10 +526,10 @@ def load(
     environ: Mapping[str, str] | None = None,
     config_file: Path | None = None,
 ) -> Loaded:
-    """Put a configuration together: `flags` (by field name, parsed), variables, file, defaults.
+    """Combine a configuration from `flags` (by field name, parsed), variables, file and defaults.
 
-    Raises `ConfigError` naming the setting, its origin and what is allowed; unknown keys of the file are refused by
-    name, with the nearest known one. An unknown `UMA_…` variable, which another program can have set, is a warning.
+    Raises `ConfigError` naming the setting, its origin and what is allowed. Unknown keys of the file are refused, with
+    the nearest known one. An unknown `UMA_…` variable, which another program can have set, is a warning.
     """
     known = settings()
     values: dict[str, Any] = {}
@@ -585,7 +585,7 @@ def _unknown_variables(environ: Mapping[str, str], known: Mapping[str, Setting])
 
 
 def _from_file(path: Path | None, known: Mapping[str, Setting]) -> tuple[Found, dict[str, ModelSettings]]:
-    """The file's settings, and those that it has for models, which are then the ones that are served."""
+    """The file's settings, and those of models in it, which are then the models that are served."""
     if path is None:
         return {}, {}
     table = read_toml(path)
@@ -611,7 +611,7 @@ def _table(path: Path | None, name: str) -> str:
 
 
 def _model_settings(path: Path, name: str, table: Any, known: Mapping[str, Setting]) -> ModelSettings:
-    """A model's table. Raises `ConfigError` naming it, and what in it is wrong."""
+    """Parse a model's table. Raises `ConfigError` naming the table and the problem."""
     where = _table(path, name)
     if not isinstance(table, dict):
         raise ConfigError(f'{path}: models: {name}: expected a table of settings, [models."{name}"]')
@@ -640,7 +640,7 @@ def _model_settings(path: Path, name: str, table: Any, known: Mapping[str, Setti
 
 
 def read_toml(path: Path, field: str = "") -> dict[str, Any]:
-    """The tables of a file. Raises `ConfigError`, about the setting `field` that names the file."""
+    """Tables of a file. Raises `ConfigError` about the setting `field`, which names the file."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -652,10 +652,10 @@ def read_toml(path: Path, field: str = "") -> dict[str, Any]:
 def _file_value(known: Setting, value: Any, file: Path, origin: str) -> Any:
     if not isinstance(value, str):
         return value
-    # Permissions are written in a file as people know them, "600"; TOML's own octal (0o600) is a plain number.
+    # A string such as "600" is octal; TOML's own octal (0o600) is already a number.
     if known.name == "socket_mode":
         return known.parse(value, origin)
-    # A relative path in a file is meant from where the file is, wherever the command is called.
+    # A relative path in a file is relative to the file, not to the working directory.
     is_path = known.unit == "path" and value not in ("", known.default)
     if is_path or (known.name in ("model", "draft") and _is_path(value, file.parent)):
         return str(file.parent.absolute() / Path(value).expanduser())
@@ -663,7 +663,7 @@ def _file_value(known: Setting, value: Any, file: Path, origin: str) -> Any:
 
 
 def _is_path(model: str, folder: Path) -> bool:
-    """Whether a model or draft is named by its path, and not by a name that `uma models` lists."""
+    """Whether a model or draft is given by path, and not by a name that `uma models` lists."""
     if model in ("", "builtin"):
         return False
     return model.startswith(("./", "../", "~")) or os.path.isfile(folder / model)

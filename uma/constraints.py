@@ -1,8 +1,8 @@
-"""What a field can hold, said once beside the field and used everywhere: by constructors, by the wire's converter,
-by the command line and by the JSON Schemas.
+"""Constraints of fields, stated once in the field's type, and used by constructors, by the wire's converter, by the
+command line and by the JSON Schemas.
 
-A constraint stands in the field's type: `temperature: Annotated[float, Range(0, 2)]`. `check` applies every field's
-type and constraint to an instance and reports all that are wrong together.
+A constraint is part of the field's type: `temperature: Annotated[float, Range(0, 2)]`. `check` checks the type and
+constraints of all fields of an instance, and reports all errors together.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from uma.wrong import Wrong, nearest
 
 @attrs.frozen
 class Range:
-    """A number from `ge` to `le`; `gt` instead of `ge` leaves the lower end out."""
+    """A number from `ge` to `le`; `gt` instead of `ge` excludes the lower end."""
 
     ge: float | None = None
     le: float | None = None
     gt: float | None = None
     hint: str = ""
-    """What to give instead of what people try, for the end of the message."""
+    """End of the message: what to use instead of a common wrong value."""
 
     def problem(self, value: Any) -> str | None:
         """Why `value` is not allowed, or None."""
@@ -56,7 +56,7 @@ def _number(value: float | None) -> str:
 
 @attrs.frozen
 class Length:
-    """A string or list of `ge` to `le` characters or items."""
+    """A string of `ge` to `le` characters, or a list of so many items."""
 
     ge: int = 0
     le: int | None = None
@@ -76,9 +76,9 @@ class Pattern:
     """A string that matches a regular expression as a whole."""
 
     expression: str
-    """Regular expression as JSON Schema and Python both read it, without anchors."""
+    """Regular expression that JSON Schema and Python read alike, without anchors."""
     words: str
-    """What that means, for people."""
+    """Description of matching strings."""
 
     def problem(self, value: Any) -> str | None:
         """Why `value` is not allowed, or None."""
@@ -90,7 +90,7 @@ class Pattern:
 
 @attrs.frozen
 class Text:
-    """A string that can be tokenized: without NUL, and without the lone surrogates that UTF-8 cannot tell."""
+    """A string that can be tokenized: without NUL, and without the lone surrogates that UTF-8 cannot encode."""
 
     def problem(self, value: Any) -> str | None:
         """Why `value` is not allowed, or None."""
@@ -104,16 +104,16 @@ class Text:
 
 @attrs.frozen
 class Json:
-    """An object that JSON can carry and that comes back as it was: at most `le` bytes, nested at most `depth` levels.
+    """A JSON object that is unchanged by encoding and decoding: at most `le` bytes, nested at most `depth` levels.
 
-    A value costs the more to check the larger it is, but never more than one of `le` bytes.
+    The time of a check grows with the value's size, but only up to `le` bytes.
     """
 
     depth: int = 64
     le: int = 16_384
-    """Most bytes as JSON, without any spaces."""
+    """Maximum bytes as JSON, without any spaces."""
     members: int | None = None
-    """Most members of any one object in it; None: as many as there is room for."""
+    """Maximum members of each object in it; None: only bounded by `le`."""
 
     def problem(self, value: Any) -> str | None:
         """Why `value` is not allowed, or None."""
@@ -146,7 +146,7 @@ class Json:
 
 
 def _crowd(value: Any, most: int) -> str:
-    """Where one of the objects with the fewest steps to them has more than `most` members, and how many it has."""
+    """Path of the outermost object with more than `most` members, and the number of its members."""
     level = [("", value)]
     while True:
         for place, item in level:
@@ -161,13 +161,13 @@ def _crowd(value: Any, most: int) -> str:
 
 
 def _json_bytes(value: Any) -> int:
-    """The size of `value` as JSON, without any spaces; 0 where it is no JSON."""
-    # The command line's grammar imports this module, and has no use for these.
+    """Size of `value` as JSON, without any spaces; 0 where it is not JSON."""
+    # Not at the top: the command line's parser imports this module, and does not need them.
     import orjson  # noqa: PLC0415
 
     from uma import json_bytes  # noqa: PLC0415
 
-    # JSON's own types only: orjson would write others in its own way, and they would come back as something else.
+    # JSON's own types only: orjson would convert others, and decoding would give something else.
     as_it_is = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
     try:
         return len(json_bytes.dumps(value, as_it_is))
@@ -206,7 +206,7 @@ def _is_json(value: Any) -> bool:
 
 
 def is_utf8(text: str) -> bool:
-    """Whether a text has no lone surrogate, as that of a path has whose bytes are no UTF-8."""
+    """Whether a text has no lone surrogate. Paths whose bytes are not UTF-8 have some."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -216,14 +216,14 @@ def is_utf8(text: str) -> bool:
 
 Constraint = Range | Length | Pattern | Text | Json | Values
 
-# Cuts while it reads: a value can be a megabyte long, or nested deeper than `repr` could follow.
+# Not `repr`: a value can be a megabyte long, or nested too deeply for it.
 _brief = reprlib.Repr()
 _brief.maxlevel = 3
 _brief.maxstring = _brief.maxother = 57
 
 
 def show(value: Any) -> str:
-    """A value as an error message quotes it: JSON's words, cut to a length a person reads."""
+    """A value as error messages quote it: in JSON's words, and cut."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     text = _brief.repr(list(value[: _brief.maxlist + 1]) if isinstance(value, tuple) else value)
@@ -234,9 +234,9 @@ _NAMES = {str: "a string", int: "an integer", float: "a number", bool: "true or 
 
 
 def name_of(hint: Any) -> str:
-    """A type as an error message names it: `a string`, `a list of integers`, `one of -1, 0, 1`.
+    """A type as error messages name it: `a string`, `a list of integers`, `one of -1, 0, 1`.
 
-    One that has a string among its annotations has that as its name.
+    A string among a type's annotations is its name.
     """
     origin = get_origin(hint)
     if origin is typing.Annotated:
@@ -252,12 +252,12 @@ def name_of(hint: Any) -> str:
 
 
 MAX_LINES = 20
-"""Maximum wrong fields of a message, and wrong items of a field, that are told: a list can have 100,000 of them."""
+"""Maximum errors reported for a message, and for the items of a field: a list can have 100,000 items."""
 
 
 def problems(value: Any, hint: Any, path: str) -> Iterator[Wrong]:
-    """Every way `value` is not a `hint`, each as a line about its path. Of a list's items as many as are
-    told, and one that shows that there are more.
+    """All ways in which `value` is not a `hint`, as lines with paths. Of a list's wrong items at most `MAX_LINES` and
+    one more, which shows that there are more.
     """
     origin = get_origin(hint)
     if origin is typing.Annotated:
@@ -287,7 +287,7 @@ def _annotated_problems(value: Any, hint: Any, path: str) -> Iterator[Wrong]:
     base, *rest = get_args(hint)
     constraints = [alternative for alternative in rest if isinstance(alternative, Constraint)]
     if isinstance(value, list | tuple):
-        # A list that is too long is one problem, and none of its items is looked at.
+        # A list that is too long is one problem, and its items are not checked.
         why = next((why for bound in constraints if isinstance(bound, Length) and (why := bound.problem(value))), None)
         if why:
             yield Wrong(path, why)
@@ -302,7 +302,9 @@ def _annotated_problems(value: Any, hint: Any, path: str) -> Iterator[Wrong]:
 
 
 def _suspects(values: Sequence[Any], item: Any) -> Iterable[int]:
-    """The indices that need a closer look. Whole numbers are sifted at once: a prompt has up to 100,000s of them."""
+    """Indices of items that need a full check. Lists of integers are checked as a whole: a prompt can have 100,000s of
+    them.
+    """
     base = _base_and_rest(item)[0]
     if attrs.has(base):
         return (index for index, value in enumerate(values) if type(value) is not base)
@@ -319,13 +321,13 @@ def _suspects(values: Sequence[Any], item: Any) -> Iterable[int]:
 
 
 def _ranges_of(item: Any) -> Sequence[Range] | None:
-    """The ranges of whole numbers; None where an item is something else, or is bound in other ways too."""
+    """Ranges of integers; None where an item has another type, or further constraints."""
     base, *rest = _base_and_rest(item)
     return rest if base is int and all(isinstance(alternative, Range) for alternative in rest) else None
 
 
 def _are_whole_within(values: Sequence[Any], ranges: Sequence[Range]) -> bool:
-    """Whether all are whole numbers in these ranges."""
+    """Whether all values are integers in these ranges."""
     if not set(map(type, values)) <= {int}:
         return False
     ends = (min(values), max(values)) if values else ()
@@ -333,7 +335,7 @@ def _are_whole_within(values: Sequence[Any], ranges: Sequence[Range]) -> bool:
 
 
 def _base_and_rest(hint: Any) -> tuple[Any, ...]:
-    """A type, and what it is annotated with."""
+    """A type, and its annotations."""
     return get_args(hint) if get_origin(hint) is typing.Annotated else (hint,)
 
 
@@ -352,7 +354,7 @@ def _is_a(value: Any, hint: Any, origin: Any) -> bool:
 
 
 def hints_of(cls: type) -> dict[str, Any]:
-    """The fields of an attrs class with their full types, constraints included."""
+    """Fields of an attrs class with their full types, including constraints."""
     key: Any = cls
     return _hints_of(key)
 
@@ -364,7 +366,7 @@ def _hints_of(cls: Any) -> dict[str, Any]:
 
 
 def quick_check(hint: Any) -> Callable[[Any], bool]:
-    """Quick check for the common case. What passes is a `hint`; of what does not, only `problems` can tell."""
+    """Fast check for common types. Values that it accepts are a `hint`; those that it rejects need `problems`."""
     if get_origin(hint) in (Union, types.UnionType):
         passes = [quick_check(arg) for arg in get_args(hint) if arg is not type(None)]
         if type(None) in get_args(hint):
@@ -407,10 +409,10 @@ _is_checked: ContextVar[bool] = ContextVar("_is_checked", default=False)
 
 @contextmanager
 def already_checked() -> Iterator[None]:
-    """A block that constructs instances of values whose fields have been checked: `check` does nothing there.
+    """A block that constructs instances from values that were already checked: `check` does nothing there.
 
-    A value from the wire is checked once, by the converter, which knows its path. Rules that span fields are not
-    `check`'s, and hold here too.
+    A value from the wire is checked once, by the converter, which knows its path. Rules that span fields are not part
+    of `check`, and also apply here.
     """
     token = _is_checked.set(True)
     try:
@@ -420,10 +422,9 @@ def already_checked() -> Iterator[None]:
 
 
 def check(instance: Any) -> None:
-    """Check every field of an attrs instance against its type and constraint, except in an `already_checked` block.
+    """Check all fields of an attrs instance against their types and constraints, except in an `already_checked` block.
 
-    Raises `ValueError` with one line for each wrong field. Meant for `__attrs_post_init__` of classes that people
-    construct by hand.
+    Raises `ValueError` with a line for each wrong field. For `__attrs_post_init__` of classes that users construct.
     """
     if _is_checked.get():
         return

@@ -1,7 +1,7 @@
-"""Every error UMA reports, each with the one code that names it on the wire.
+"""All errors of UMA, each with the one code that names it on the wire.
 
-Codes are what programs act on; messages are for people and say what was wrong, where, and what to do.
-A client raises the very class the server raised: `from_code` finds it.
+Programs act on codes; messages are for people, and say what was wrong, where, and what to do. A client raises the same
+class as the server: see `from_code`.
 
     UmaError
     ├── ConfigError            a setting
@@ -25,7 +25,7 @@ A client raises the very class the server raised: `from_code` finds it.
         ├── DecodeFailed, InternalError, ContractViolation
         └── Ended, ShuttingDown
 
-(Lines in small letters group; they are no classes.)
+(Lines in lower case are groups, not classes.)
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class UmaError(Exception):
 
     @classmethod
     def at(cls, field: str, why: str, **more: Any) -> Self:
-        """The error about a field. `more` are further arguments of the class."""
+        """An error about a field. `more` are further arguments of the class."""
         return cls(why, field=field, **more)
 
     def retell(self, lines: Iterable[str]) -> None:
-        """Put other lines in the place of the message's."""
+        """Replace the lines of the message."""
         self.lines = tuple(lines)
         self.message = "\n".join(self.lines)
         self.args = (self.message,)
@@ -163,7 +163,7 @@ class PromptTooLarge(UmaError):
     ) -> None:
         super().__init__(*lines, field=field, retry_after_ms=retry_after_ms)
         self.prompt_tokens = prompt_tokens
-        """Minimum length of the prompt that does not fit the context; None where tokens are not what was counted."""
+        """Minimum length of the prompt that does not fit the context; None where tokens were not counted."""
         self.n_ctx = n_ctx
         """Tokens of that context, prompt and output together."""
 
@@ -236,9 +236,9 @@ class ShuttingDown(UmaError):
 
 
 STOPPING = "the server is stopping; start it again with `uma run`"
-"""Message of the `ShuttingDown` with which a server refuses what comes while it stops."""
+"""Message of the `ShuttingDown` with which a stopping server refuses new requests."""
 CUT_OFF = "the server is stopping, and waits no longer (drain_timeout_sec is over, or a second signal came)"
-"""Message of the `ShuttingDown` with which a server that stops ends what still runs."""
+"""Message of the `ShuttingDown` with which a stopping server ends running requests."""
 
 
 WIRE_ERRORS: dict[str, type[UmaError]] = {
@@ -262,7 +262,7 @@ WIRE_ERRORS: dict[str, type[UmaError]] = {
         ShuttingDown,
     )
 }
-"""The error codes of the protocol, and the class of each."""
+"""Error codes of the protocol, and their classes."""
 
 
 def from_code(
@@ -274,7 +274,7 @@ def from_code(
     prompt_tokens: int | None = None,
     n_ctx: int | None = None,
 ) -> UmaError:
-    """The error a peer reported, as the class its code names. An unknown code gives an `UmaError` that quotes it.
+    """Error that a peer reported, as the class of its code. An unknown code gives a `UmaError` that quotes it.
 
     `wrong` are the lines of `message`, where the peer tells which fields they are about.
     """
@@ -289,7 +289,7 @@ def from_code(
 
 @contextmanager
 def errors_renamed(names: Mapping[str, str]) -> Iterator[None]:
-    """A block whose errors have these names for fields."""
+    """A block whose errors use these names for fields."""
     try:
         yield
     except UmaError as error:
@@ -298,17 +298,17 @@ def errors_renamed(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def told(error: BaseException) -> str:
-    """What the system says of an error, without its number; the error's kind where it says nothing."""
+    """The system's message of an error, without its number; the error's class where there is none."""
     return re.sub(r"\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
 
 
 def sole_error(
     group: BaseExceptionGroup[BaseException], *, levels: float = math.inf, or_first: bool = False
 ) -> BaseException:
-    """The one error inside the groups that nested nurseries, at most `levels` of them, have made of it.
+    """The only error in nested exception groups, of at most `levels` levels.
 
-    Where a group holds several, the answer is that group; with `or_first` it is the first of them, for messages
-    that have a single line.
+    Where a group holds several errors, the result is that group; with `or_first` the first of them, for messages of one
+    line.
     """
     error: BaseException = group
     while levels > 0 and isinstance(error, BaseExceptionGroup) and (or_first or len(error.exceptions) == 1):

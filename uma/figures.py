@@ -1,4 +1,4 @@
-"""Figures as people read them: sizes in decimal units (`1 GB` is 10^9 bytes), large numbers, three digits."""
+"""Numbers for people: sizes in decimal units (`1 GB` is 10^9 bytes), large counts, three significant digits."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ MB = 10**6
 
 
 def size(n_bytes: int) -> str:
-    """`4.1 MB`."""
+    """Size such as `4.1 MB`."""
     return _scaled(n_bytes, (" B", " kB", " MB", " GB", " TB"))
 
 
 def count(number: int) -> str:
-    """`7.2 B` for parameters: thousands, millions, billions by letter."""
+    """Count such as `7.2 B` for parameters: thousands, millions, billions by letter."""
     return _scaled(number, ("", " K", " M", " B", " T"))
 
 
@@ -25,5 +25,5 @@ def _scaled(number: float, units: tuple[str, ...]) -> str:
 
 
 def figure(number: float) -> str:
-    """Three digits that count, and never fewer than there are before the point: `0.0123`, `41.2`, `2,110`."""
+    """Three significant digits, and all digits before the point: `0.0123`, `41.2`, `2,110`."""
     return f"{number:,.0f}" if abs(number) >= 99.95 else f"{number:.3g}"

@@ -1,7 +1,7 @@
-"""Headers of GGUF files: keys with values, and what stands of each tensor.
+"""Reads headers of GGUF files: keys with values, and descriptions of tensors.
 
-ggml's own reader is not used: it reads whole vocabularies, also where a folder of thousands of files is listed by the
-figures that stand before them, in the first kilobytes.
+Not by ggml's own reader: that reads whole vocabularies, even to list a folder of thousands of files, for which the keys
+before the vocabulary, in the first kilobytes, are enough.
 """
 
 from __future__ import annotations
@@ -19,39 +19,39 @@ MAGIC = b"GGUF"
 VERSIONS = range(2, 4)
 
 UINT32, FLOAT32, STRING, ARRAY = 4, 6, 8, 9
-"""`gguf_type`."""
+"""Values of `gguf_type`."""
 
 VOCABULARY = "tokenizer.ggml.tokens"
 FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-"""Formats of scalars by `gguf_type`, as `struct` has them."""
+"""Format of a scalar for `struct`, by `gguf_type`."""
 BLOCK_BYTES = 65_536
-"""Beginning of a file that is read to list it: more than the keys ahead of the vocabulary have, with a licence."""
+"""Bytes of a file that are read to list it: more than the keys before the vocabulary need, even with a licence."""
 MAX_DIMENSIONS = 4
 """Maximum dimensions of a tensor."""
 
 
 @attrs.frozen
 class Glance:
-    """What the first kilobytes of a GGUF file tell of it, enough to list it."""
+    """What the first kilobytes of a GGUF file tell, which is enough to list it."""
 
     metadata: dict[str, Any]
     """See `HeaderReader.metadata`."""
     n_tensors: int
     n_tokens: int
-    """Length of the vocabulary; 0 where it was not met."""
+    """Length of the vocabulary; 0 where it was not reached."""
 
 
 def glance(path: Path) -> Glance | None:
-    """The beginning of a file's header; None where it is not that of a sound GGUF file, or cannot be read."""
+    """Read the beginning of a file's header; None where it is not that of a valid GGUF file, or cannot be read."""
     try:
-        if not path.is_file():  # a pipe would be waited for
+        if not path.is_file():  # reading a pipe would block
             return None
         with path.open("rb") as file:
             reader = HeaderReader(file.read(BLOCK_BYTES))
         try:
             reader.read_keys(until_vocabulary=True)
         except EOFError:
-            # Ahead of the end of a longer file this is no fault: what is missing is not told.
+            # No error in a longer file: the keys behind the first block are left out.
             if len(reader.block) < BLOCK_BYTES:
                 return None
         n_tokens = reader.metadata.pop(VOCABULARY, 0)
@@ -61,20 +61,20 @@ def glance(path: Path) -> Glance | None:
 
 
 class Tensor(NamedTuple):
-    """A tensor as the header has it, without its weights."""
+    """Description of a tensor in the header, without its weights."""
 
     name: str
     shape: tuple[int, ...]
     kind: int
-    """Type by ggml's number."""
+    """ggml's number of its type."""
     offset: int
-    """Where it begins, behind the beginning of the weights."""
+    """Offset from the beginning of the weights."""
 
 
 class HeaderReader:
-    """Reader of a GGUF file's header, from the file's first bytes.
+    """Reads a GGUF header from a file's first bytes.
 
-    Its methods raise `EOFError` where these are too few, and `ValueError` where no header is like them.
+    Its methods raise `EOFError` where these bytes are too few, and `ValueError` where they are not a header.
     """
 
     def __init__(self, block: bytes) -> None:
@@ -82,19 +82,19 @@ class HeaderReader:
         self._at = 0
         self.n_tensors = 0
         self.metadata: dict[str, Any] = {}
-        """Strings, numbers and booleans by key. Of an array only its length is kept, under its key."""
+        """Strings, numbers and booleans by key; for arrays only their length."""
         self.numbers: dict[str, tuple[float, ...]] = {}
         """Arrays of numbers by key."""
         self.kinds: dict[str, int] = {}
         """`gguf_type` of each key."""
         self.tensors: list[Tensor] = []
         self.n_bytes = 0
-        """Size of the header, without what aligns the weights behind it."""
+        """Size of the header, without the alignment of the weights behind it."""
         self._vocabulary_at = 0
-        """Where the tokens begin; 0: there are none."""
+        """Offset of the vocabulary; 0: there is none."""
 
     def read_keys(self, *, until_vocabulary: bool = False) -> None:
-        """Read all keys, or those ahead of the vocabulary and its length."""
+        """Read all keys, or those up to the vocabulary, with its length."""
         if self._take(len(MAGIC)) != MAGIC or self._scalar("I") not in VERSIONS:
             raise ValueError("no GGUF file of a known version")
         self.n_tensors, n_keys = self._scalar("Q"), self._scalar("Q")
@@ -110,7 +110,7 @@ class HeaderReader:
                 return
             if kind != STRING:
                 form = f"<{length}{_format(key, kind)}"
-                if length > len(self.block):  # else `struct` would be asked for more memory than there is
+                if length > len(self.block):  # otherwise `struct` would ask for more memory than there is
                     raise EOFError
                 self.numbers[key] = struct.unpack(form, self._take(struct.calcsize(form)))
                 continue
@@ -127,7 +127,7 @@ class HeaderReader:
         self._at = at
 
     def read_tensors(self) -> None:
-        """Read what stands of the tensors, behind the keys."""
+        """Read the descriptions of tensors, which follow the keys."""
         for _ in range(self.n_tensors):
             name, n_dimensions = self._text(), self._scalar("I")
             if n_dimensions > MAX_DIMENSIONS:

@@ -1,7 +1,7 @@
-"""How deep a grammar is: how many of its rules or schemas can lead from one to the next.
+"""Depth of a grammar: the length of chains in which its rules or schemas refer to each other.
 
-llguidance follows them by calls within calls, and what is too deep ends the process: of schemas some 900 did. It also
-writes out what a rule leads to in its place, which takes the cube of the time. Pure.
+llguidance follows these by recursion, so too deep a grammar crashes the process: schemas did with a depth of some 900.
+It also expands references to rules, which takes time cubic in the depth. Pure.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from urllib.parse import unquote
 T = TypeVar("T", bound=Hashable)
 
 MAX_SCHEMAS = 500
-"""Maximum objects of a JSON Schema that lead from one to the next; those that lead to each other all count."""
+"""Maximum objects of a JSON Schema in a chain of references; all objects of a cycle count."""
 MAX_WRITTEN_OUT = 500_000
-"""Maximum of a grammar's rules, times those that lead from one to the next: no more than 707 of these. As many take
+"""Maximum of a grammar's number of rules times its depth, so the depth is at most 707. A grammar at this limit takes
 some 2 s to compile."""
 _RULE = re.compile(r"^[ \t]*[?!]*([A-Za-z_][\w-]*)[ \t]*(?:\[[^\n]*?\][ \t]*|::[^\n:]*)?:", re.MULTILINE)
 _NO_NAMES = re.compile(r'(?://|#)[^\n]*|"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/[a-z]*|%json\s*', re.DOTALL)
-"""What stands in Lark's notation that leads to no rule, and what JSON stands behind."""
+"""Parts of Lark's notation that do not refer to rules, and the keyword before JSON."""
 _GBNF_RULE = re.compile(r"([\w-]+)\s*::=")
 _GBNF_NO_NAMES = re.compile(r'#[^\n]*|"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]', re.DOTALL)
 _NAME = re.compile(r"[\w-]+")
@@ -47,8 +47,8 @@ def too_deep_rules(lark: str) -> str:
 
 
 def too_deep_gbnf(gbnf: str) -> str:
-    """Why a grammar in llama.cpp's notation cannot be compiled; empty where it can. A deep one takes the square of the
-    time to be translated.
+    """Why a grammar in llama.cpp's notation cannot be compiled; empty where it can. Translating it takes time quadratic
+    in its depth.
     """
     return _too_deep(_GBNF_NO_NAMES.sub(" ", gbnf), _GBNF_RULE)
 
@@ -71,7 +71,7 @@ def _bare(lark: str) -> tuple[str, list[Any]]:
         bare.append(lark[at : found.start()])
         at = found.end()
         if found[0].startswith("%json"):
-            # What cannot be read so is left for llguidance to refuse, as names of rules.
+            # Invalid JSON is left for llguidance to refuse.
             with suppress(ValueError, RecursionError):
                 schema, at = json.JSONDecoder().raw_decode(lark, at)
                 schemas.append(schema)
@@ -79,9 +79,7 @@ def _bare(lark: str) -> tuple[str, list[Any]]:
 
 
 def longest_way(leads: Mapping[T, Sequence[T]], weights: Mapping[T, int]) -> int:
-    """The largest weight of what leads from one to the next, where all that lead to each other count together (Tarjan
-    1972).
-    """
+    """Largest total weight of a chain of references, in which all nodes of a cycle count (Tarjan 1972)."""
     seen: dict[T, int] = {}
     low: dict[T, int] = {}
     longest: dict[T, int] = {}
@@ -117,8 +115,8 @@ def longest_way(leads: Mapping[T, Sequence[T]], weights: Mapping[T, int]) -> int
 
 
 def _leads(root: Any) -> tuple[dict[int, list[int]], dict[int, int]]:
-    """What each object and list of a schema leads to, by `id`: its parts, and what its `$ref` names. One that names
-    another place than a pointer from the beginning leads to all there is.
+    """References of each object and list of a schema, by `id`: its parts, and the targets of its `$ref`. A `$ref` that
+    is not a pointer from the root is assumed to refer to the root.
     """
     leads: dict[int, list[int]] = {}
     weights: dict[int, int] = {}
@@ -145,7 +143,7 @@ def _leads(root: Any) -> tuple[dict[int, list[int]], dict[int, int]]:
 
 
 def _found(root: Any, pointer: str) -> Any:
-    """What a `$ref` names; the root where that is no pointer."""
+    """Target of a `$ref`; the root where it is not a pointer."""
     path, node = pointer.partition("#")[2], root
     if path and not path.startswith("/"):
         return root

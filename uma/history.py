@@ -1,4 +1,4 @@
-"""History: a server's last requests, whole, and where the prompts of two part."""
+"""History: a server's last requests with their texts, and comparison of the prompts of two requests."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from uma.prefix import common_size
 
 MAX_AGE_SEC = 7 * 24 * 3_600
 MAX_SEARCHED = 5_000
-"""Maximum entries that one search looks through, the newest first."""
+"""Maximum entries that one search reads, the newest first."""
 REDACTED = "[redacted]"
 
 
 @attrs.frozen(kw_only=True)
 class Head:
-    """What a list shows of a request. Times are milliseconds, counts are tokens."""
+    """Summary of a request for lists. Times are milliseconds, counts are tokens."""
 
     id: str
     model: str
     origin: str
     came_at: float
-    """Seconds since 1970."""
+    """Arrival in seconds since 1970."""
     took_ms: float
     reason: str
-    """Why it ended: a finish reason, or an error's code."""
+    """Finish reason, or an error's code."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
@@ -48,23 +48,23 @@ class Head:
 
 @attrs.frozen(kw_only=True)
 class HistoryEntry:
-    """A request as it was sent, what its model was given, and what it answered."""
+    """A request as it was sent, its rendered prompt, and its answer."""
 
     head: Head
     request: Mapping[str, Any]
     """`messages`, `prompt` or `token_ids`, with tools and sampling, by the names of the wire."""
     prompt: str = ""
-    """The prompt's tokens as text, special ones by their spelling."""
+    """Prompt tokens as text, special tokens by their spelling."""
     ends: Sequence[int] = ()
-    """Where each of the tokens ends in `prompt` and the `answer` behind it."""
+    """End of each token, as an index in `prompt` followed by `answer`."""
     answer: str = ""
     number: int = 0
-    """The entry's place in the file, from 1."""
+    """Number of the entry in the file, from 1."""
     owner: str = ""
     """See `KeptRow`."""
 
     def redacted(self, pattern: re.Pattern[str]) -> HistoryEntry:
-        """A copy in which what the pattern finds is `REDACTED`, in every text."""
+        """A copy in which matches of the pattern are replaced by `REDACTED`, in every text."""
 
         def clean(part: Any) -> Any:
             if isinstance(part, str):
@@ -73,7 +73,8 @@ class HistoryEntry:
                 return {name: clean(value) for name, value in part.items()}
             return list(map(clean, part)) if isinstance(part, list | tuple) else part
 
-        begins, behind = [-1], [(0, 0)]  # of what is covered; a place behind it as it was, and as it is now
+        # Replaced ranges: where each starts, and the index behind it in the old text and in the new.
+        begins, behind = [-1], [(0, 0)]
 
         def cover(found: re.Match[str]) -> str:
             before, now = behind[-1]
@@ -82,7 +83,7 @@ class HistoryEntry:
             return REDACTED
 
         def moved(place: int) -> int:
-            """Where a place of the text is now; one that is covered is behind what covers it."""
+            """Index in the new text; an index inside of a replaced range becomes the one behind it."""
             before, now = behind[bisect_left(begins, place) - 1]
             return now + max(0, place - before)
 
@@ -108,16 +109,16 @@ class History(Kept):
         self._db.create_function("has", 3, _has)
 
     def keep(self, entries: Iterable[HistoryEntry], *, max_bytes: int = MAX_BYTES) -> None:
-        """Write these, and let go of what is over the bounds."""
+        """Add these entries, and delete what exceeds the bounds."""
         self.add(map(_row, entries), max_age_sec=MAX_AGE_SEC, max_bytes=max_bytes)
 
     def heads(
         self, last: int, after: int = 0, before: int | None = None, owner: str | None = None, search: str = ""
     ) -> list[tuple[int, Head]]:
-        """The last so many of those with numbers between these, the newest last: of one owner, and with some text in
-        what was sent or answered, of whatever case; this looks at the last `MAX_SEARCHED`.
+        """The last entries with numbers between `after` and `before`, the newest last: of one owner, and with `search`
+        in the request or the answer, ignoring case. A search reads the last `MAX_SEARCHED` entries.
         """
-        last = min(last, sys.maxsize)  # SQLite takes no more
+        last = min(last, sys.maxsize)  # SQLite's maximum
         rows = self.rows(
             "SELECT number, head FROM kept WHERE number IN (SELECT number FROM kept WHERE number > ?1 AND "
             "(?2 IS NULL OR number < ?2) AND (?3 IS NULL OR owner = ?3) ORDER BY number DESC LIMIT ?4) AND "
@@ -127,15 +128,15 @@ class History(Kept):
         return [(number, Head(**orjson.loads(head))) for number, head in rows][::-1]
 
     def entry(self, number: int, owner: str | None = None) -> HistoryEntry:
-        """One by its number. Raises `BadRequest` where there is none, or it is not this owner's."""
-        # As a text: SQLite takes none over 64 bits, and compares it as a number.
+        """Entry by its number. Raises `BadRequest` where there is none, or it is not this owner's."""
+        # As a text, which SQLite compares as a number: an integer over 64 bits raises.
         if found := self._first("number = ?1 AND (?2 IS NULL OR owner = ?2)", str(number), owner):
             return found
         raise BadRequest(f"request {number} is not found in the history; it was never there, or has made way")
 
     def entries(self, search: str = "") -> Iterator[HistoryEntry]:
-        """All that are there now and have this text, the oldest first. Between two of them no read is open, which would
-        have the journal of a server that writes grow for as long as a pager waits.
+        """All current entries that contain `search`, the oldest first. No read transaction stays open between two of
+        them, because the write-ahead log of a running server would grow for as long as a pager waits.
         """
         ((last,),) = self.rows("SELECT max(number) FROM kept")
         wanted, found = "number > ?1 AND number <= ?2 AND (?3 = '' OR has(?3, head, body))", None
@@ -166,41 +167,43 @@ def _spelled(search: str) -> str:
 
 
 def _has(wanted: str, head: str, body: bytes) -> bool:
-    """Whether one of a row's texts has this, which is `_spelled` as these are."""
+    """Whether one of a row's texts contains `wanted`, which is encoded by `_spelled` as these are."""
     return wanted in head.casefold() or wanted in zlib.decompress(body).decode().casefold()
 
 
 @attrs.frozen
 class Parting:
-    """Where a prompt begins to differ from an earlier one and its answer, of which the cache has both."""
+    """Place where a prompt begins to differ from an earlier request's prompt and answer, which are in the cache."""
 
     common: int
-    """How many tokens both begin with."""
+    """Number of tokens at the beginning that are equal."""
     offset: int
-    """Where these end in the texts."""
+    """End of these tokens in the texts."""
     tokens: tuple[str, str]
-    """The first that differs, of each text; empty: that one ends there."""
+    """First token that differs, in each text; empty: that text ends there."""
     places: tuple[str, str]
-    """The message of each that it stands in."""
+    """Message that this token is in, in each request."""
 
 
 def parting(one: HistoryEntry, other: HistoryEntry) -> Parting | None:
-    """Where the prompt of `other` parts from `one`; None where both have the same prompt."""
+    """Place where the prompt of `other` begins to differ from `one`; None where both have the same prompt."""
     if one.prompt == other.prompt:
         return None
     mine, theirs = (
         [text[begin:end] for begin, end in pairwise((0, *entry.ends)) if end <= len(text)]
         for entry, text in ((one, one.prompt + one.answer), (other, other.prompt))
     )
-    # A text that is the same can be cut in other tokens: the cache ends at the first of these.
+    # Compared by token: equal text can be tokenized differently, and the cache ends there.
     common = common_size(mine, theirs)
     offset = sum(map(len, mine[:common]))
-    first, second = (next(filter(None, parts[common:]), "") for parts in (mine, theirs))  # a part of a letter is empty
+    first, second = (
+        next(filter(None, parts[common:]), "") for parts in (mine, theirs)
+    )  # parts of a character are empty
     return Parting(common, offset, (first, second), (place(one, offset), place(other, offset)))
 
 
 def place(entry: HistoryEntry, offset: int) -> str:
-    """Which part of the request stands at this place of its prompt, in words."""
+    """Part of the request at this index of its prompt, in words."""
     if offset >= len(entry.prompt):
         return "the answer"
     messages = entry.request.get("messages") or ()

@@ -1,4 +1,4 @@
-"""JSON in bytes, as orjson writes it, with numbers as they are written: `json_text` says how these are held."""
+"""JSON as bytes, by orjson, with the spelling of numbers preserved as in `json_text`."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ import orjson
 from uma import json_text
 
 BLOCK_BYTES = 65_536
-"""Bytes looked at in one go, which takes less than the interpreter's lock is held anyway (5 ms)."""
+"""Bytes processed at a time, in less time than the GIL's switch interval (5 ms)."""
 MAX_DEPTH = 1_024
-"""Most lists and objects in one another that orjson reads."""
+"""Maximum nesting of lists and objects that orjson reads."""
 
 
 def loads(data: bytes) -> Any:
-    """What a JSON text in UTF-8 holds. Raises `orjson.JSONDecodeError`, which is a `ValueError`."""
-    # Integers are mostly token ids, by the 100,000: they are looked at one by one only where some must be.
+    """Value of a JSON text in UTF-8. Raises `orjson.JSONDecodeError`, which is a `ValueError`."""
+    # First without a check of each integer: most are token ids, and there can be 100,000.
     readers: list[Callable[[str], Any]] = [json_text.loads]
     if b"-0" not in data:
         readers.insert(0, json_text.SHORT_READER.decode)
     for read in readers:
         with suppress(ValueError, RecursionError, orjson.JSONEncodeError):
             return _checked(read(data.decode()))
-    # It is no JSON, or nested more deeply than anything whose numbers are passed on.
+    # Invalid JSON (this raises), or nested too deeply for preserving the spelling of numbers.
     return orjson.loads(data)
 
 
 def fault(error: ValueError) -> str:
-    """What is wrong with a text that `loads` has refused, to be said behind what the text is."""
+    """Error of `loads` in words, for the end of a sentence about the text."""
     if isinstance(error, orjson.JSONDecodeError) and "limit" in error.msg:  # "depth limit exceeded"
         if not is_balanced(error.doc.encode("utf-8", "replace")):
             return "is not JSON: its brackets do not match"
@@ -42,7 +42,7 @@ def fault(error: ValueError) -> str:
 
 
 def is_balanced(data: bytes) -> bool:
-    """Whether as many lists and objects end as begin in a text. One that is JSON is balanced."""
+    """Whether a text has as many opening as closing brackets. JSON is balanced."""
     begun = ended = 0
     for block in outside_strings(data):
         begun += block.count(b"[") + block.count(b"{")
@@ -51,12 +51,12 @@ def is_balanced(data: bytes) -> bool:
 
 
 def outside_strings(data: bytes) -> Iterator[bytes]:
-    """The text without what stands between quotes, in pieces."""
+    """The text without its strings, in pieces."""
     start, in_string = 0, False
     while start < len(data):
         block = data[start : start + BLOCK_BYTES]
         if (len(block) - len(block.rstrip(b"\\"))) % 2:
-            block = data[start : start + BLOCK_BYTES + 1]  # an escape is not cut
+            block = data[start : start + BLOCK_BYTES + 1]  # do not cut an escape
         start += len(block)
         pieces = block.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')
         yield b"".join(pieces[in_string::2])
@@ -64,20 +64,18 @@ def outside_strings(data: bytes) -> Iterator[bytes]:
 
 
 def _checked(value: Any) -> Any:
-    """`value` itself. Raises `orjson.JSONEncodeError` for integers beyond 64 bits, halves of characters, and what is
-    nested too deeply.
-    """
+    """`value`. Raises `orjson.JSONEncodeError` for integers over 64 bits, lone surrogates and too deep nesting."""
     dumps(value)
     return value
 
 
 def dumps(value: Any, option: int = 0) -> bytes:
-    """JSON of a value whose numbers can hold their spelling. Raises `orjson.JSONEncodeError`."""
+    """JSON of a value with spelled numbers. Raises `orjson.JSONEncodeError`."""
     return orjson.dumps(value, default=as_written, option=option)
 
 
 def as_written(strange: Any) -> orjson.Fragment:
-    """Default hook of `orjson.dumps`: a number that holds its spelling. Raises `TypeError` for anything else."""
+    """Default hook of `orjson.dumps` for a number with its spelling. Raises `TypeError` for anything else."""
     if not isinstance(strange, json_text.Spelled | json_text.Number):
         raise TypeError
     return orjson.Fragment(strange.text)

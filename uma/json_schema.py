@@ -1,9 +1,9 @@
-"""What structured output asks of a JSON Schema beyond what llguidance checks, so that every finished output validates.
+"""Checks of JSON Schemas beyond llguidance's own, so that every completed output validates.
 
-llguidance leaves some things open. A key that the model makes up can be written with an escape (`"\\u0061"`), and then
-none of the schema's own names is recognised in it. Such a key can also come twice, and parses to one member. The first
-ends with `ESCAPES`: each string has one spelling. The second is refused where a count of members depends on it. And it
-computes with numbers of 64 or 32 bits: what it would round is refused, and so are multiples that take it minutes.
+llguidance leaves gaps. A key that the model invents can be written with an escape (`"\\u0061"`), and then is not
+recognised as one of the schema's names: `ESCAPES` allows one spelling of each string. Such a key can also come twice,
+which parses to one member: refused where a number of members depends on it. And llguidance computes with 64 or 32 bits:
+numbers that it would round are refused, and so are multiples that take it minutes.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from uma.grammar_depth import too_deep
 from uma.json_text import Number
 
 ESCAPES = 'nrbtf\\"'
-"""Letters that can stand behind a backslash: without `u` there is one way to spell a string."""
+"""Letters allowed behind a backslash: without `u` each string has one spelling."""
 COMPACT: dict[str, Any] = {"whitespace_flexible": False, "json_allowed_escapes": ESCAPES}
 """llguidance's options for JSON without white space."""
 SPACED: dict[str, Any] = {**COMPACT, "item_separator": ", ", "key_separator": ": "}
-"""Options for JSON as Python's `json.dumps` writes it, which is how most models were shown it."""
+"""llguidance's options for JSON as Python's `json.dumps` writes it, which is how most models were shown JSON."""
 
 _SEPARATORS = {
     "item_separator": re.compile(r"[ \t\r\n]*,[ \t\r\n]*"),
     "key_separator": re.compile(r"[ \t\r\n]*:[ \t\r\n]*"),
 }
 _UNSPELLABLE = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
-"""Characters that JSON, or llguidance, has no spelling for but `\\u` and four digits."""
+"""Characters that JSON, or llguidance, can only spell as `\\u` and four digits."""
 MAX_EXACT = 2**53
-"""Maximum integer that a 64-bit float has exactly, as all up to it."""
+"""Maximum integer up to which 64-bit floats represent all integers exactly."""
 MAX_INTEGER = 2**63 - 1
-"""Maximum integer that a grammar describes as one of a range."""
+"""Maximum integer in a grammar's range."""
 MAX_UNITS = 10**8
 """Maximum of `multipleOf`, in units of its last decimal place: llguidance computes remainders with 32 bits."""
 MAX_MULTIPLE = 100_000
-"""Maximum of the least whole number that is a multiple of what `multipleOf` says. llguidance searches the remainders,
-which takes 2 s for 99,991 and over a minute for 9,999,991, and cannot be cancelled. A number of one or two digits and
-zeros takes about a second at most."""
+"""Maximum of the smallest integer that is a multiple of `multipleOf`. llguidance searches the remainders, which takes 2
+s for 99,991 and over a minute for 9,999,991, and cannot be cancelled. A number of one or two digits and zeros takes
+about a second at most."""
 
 
 _LEAP = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"
@@ -52,33 +52,34 @@ _STRICTER = {
     "time": "^..:..:[0-5]",
     "hostname": "^.{1,253}$",
 }
-"""What a value of a format must match too: llguidance has February 29 in each year, a second 60 in each minute, and
+"""Further patterns for values of a format: llguidance allows February 29 in each year, second 60 in each minute, and
 host names of any length."""
 COMBINATIONS = ("allOf", "anyOf", "oneOf")
 """Keywords that combine schemas."""
 SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-"""Keywords whose value has a schema for each of its names, which can be any word."""
+"""Keywords whose value has a schema for each of its names."""
 SCHEMA_LISTS = (*COMBINATIONS, "prefixItems", "items")
-"""Keywords whose value is a list of schemas; `items` can be either."""
+"""Keywords whose value is a list of schemas; `items` can also be one schema."""
 _OF_PARTS = ("items", "additionalItems", "additionalProperties", "contains", "propertyNames")
 SINGLE_SCHEMAS = (*_OF_PARTS, "not", "if", "then", "else")
 """Keywords whose value is one schema."""
 EXCLUSIVE = {"minimum": "exclusiveMinimum", "maximum": "exclusiveMaximum"}
-"""Bounds of numbers, and the same of numbers beyond them; `true` there says it of the bound itself."""
+"""Keywords for bounds of numbers, and those for exclusive bounds; a value of `true` makes the bound itself
+exclusive."""
 OF_NUMBERS = (*EXCLUSIVE, *EXCLUSIVE.values(), "multipleOf")
-"""Keywords that say which numbers are valid."""
+"""Keywords that only affect numbers."""
 _INNER = {"$ref", "multipleOf", *SCHEMAS_BY_NAME, *SCHEMA_LISTS, *SINGLE_SCHEMAS} - {"$defs", "definitions"}
 """Keywords that constrain multiples, or lead to a schema that can."""
 _MAPS = (*SCHEMAS_BY_NAME, "dependencies")
-"""Keywords whose value has names for its keys; those of `dependencies` can lead to lists of names as well."""
+"""Keywords whose value has arbitrary names as keys; those of `dependencies` can also lead to lists of names."""
 _NOTES = ("default", "example", "examples")
-"""Keywords that constrain nothing, and whose value is data."""
+"""Keywords without effect, whose value is data."""
 _VALUES = ("const", "enum", *_NOTES)
 """Keywords whose value is data, and a schema only where a `$ref` leads into it."""
 
 
 def for_llguidance(schema: dict[str, Any], style: dict[str, Any]) -> dict[str, Any]:
-    """A schema without a `problem` as llguidance is given it: its own `x-guidance` wins over `style`."""
+    """A schema without a `problem`, adapted for llguidance: its own `x-guidance` takes precedence over `style`."""
     return {**_adapted(schema), "x-guidance": {**style, **schema.get("x-guidance", {})}}
 
 
@@ -91,15 +92,15 @@ def _adapted(schema: Any) -> Any:
     for word in SCHEMAS_BY_NAME:
         if isinstance(named := schema.get(word), dict):
             made[word] = {name: _adapted(inner) for name, inner in named.items()}
-    # Within `not` or `if` a stricter schema makes the whole looser, but llguidance refuses both.
+    # (Within `not` or `if` a stricter schema would loosen the whole, but llguidance refuses both.)
     for word in (*SCHEMA_LISTS, *SINGLE_SCHEMAS):
         if word in schema:
             made[word] = _adapted(schema[word])
     for word in _NOTES:
         if _holds_wide(schema.get(word)):
-            del made[word]  # it constrains nothing, and llguidance reads no such number
+            del made[word]  # no effect, and llguidance cannot read such a number
     if schema.get("uniqueItems") is False:
-        del made["uniqueItems"]  # it says nothing, and llguidance knows neither value
+        del made["uniqueItems"]  # no effect, and llguidance does not know the keyword
     form, also = schema.get("format"), made.get("allOf", [])
     if isinstance(form, str) and form in _STRICTER and isinstance(also, list):
         made["allOf"] = [*also, {"pattern": _STRICTER[form]}]
@@ -107,9 +108,9 @@ def _adapted(schema: Any) -> Any:
 
 
 def problem(schema: dict[str, Any]) -> tuple[str, str] | None:
-    """The place and the reason of the first part that no grammar keeps to, such as `.items.minProperties`.
+    """Place and reason of the first part that no grammar can express, such as `.items.minProperties`.
 
-    It looks at every object of the schema that can be a schema, as a `$ref` can lead to any.
+    Checks every object of the schema that can be a schema, because a `$ref` can lead to any.
     """
     found = _options_problem(schema.get("x-guidance", {}))
     if found is not None:
@@ -122,13 +123,13 @@ def problem(schema: dict[str, Any]) -> tuple[str, str] | None:
 
 
 def problems_of(schema: dict[str, Any]) -> list[str]:
-    """The keywords of a schema itself that no grammar keeps to, without those of its parts."""
+    """Keywords of the schema itself, without those of its parts, that no grammar can express."""
     found = [place.partition(".")[2] for place, _ in _problems("", schema)]
     return list(dict.fromkeys(found + ["x-guidance"] * (_options_problem(schema.get("x-guidance", {})) is not None)))
 
 
 def subschemas(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The schemas that stand in a schema's own keywords, each with its place there; `true` and `false` are left out."""
+    """Schemas in a schema's own keywords, each with its place; `true` and `false` are left out."""
     for word, value in schema.items():
         if word in SCHEMAS_BY_NAME and isinstance(value, dict):
             yield from (
@@ -146,7 +147,7 @@ def place_of(name: str) -> str:
 
 
 def _options_problem(options: Any) -> tuple[str, str] | None:
-    """Problem of options that change what is valid (`lenient`, `coerce_one_of`), or could spell what is no JSON."""
+    """Problem of options that would change what is valid (`lenient`, `coerce_one_of`), or allow invalid JSON."""
     place = place_of("x-guidance")
     if not isinstance(options, dict):
         return place, "expected an object"
@@ -166,7 +167,7 @@ def _options_problem(options: Any) -> tuple[str, str] | None:
 
 
 def _objects(root: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """All objects that can be schemas, each with its place; every object, where a `$ref` leads to what is no schema."""
+    """All objects that can be schemas, each with its place. That is every object, if a `$ref` leads into data."""
     is_astray = any(map(_leads_astray, _references(root)))
     maps, data = (() if is_astray else words for words in (_MAPS, _VALUES))
     waiting: list[tuple[str, Any]] = [("", root)]
@@ -197,7 +198,7 @@ def _references(root: dict[str, Any]) -> Iterator[str]:
 
 
 def _leads_astray(pointer: str) -> bool:
-    """Whether a `$ref` leads into data, or to all of a keyword's schemas by name as if these were one."""
+    """Whether a `$ref` leads into data, or to a map of schemas as if that were one."""
     is_name = False
     for step in unquote(pointer.partition("#")[2]).split("/")[1:]:
         if step in _VALUES and not is_name:
@@ -236,15 +237,15 @@ def _problems(place: str, schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _is_exact(word: str, bound: float, schema: dict[str, Any]) -> bool:
-    """Whether llguidance keeps to a bound. It has it as a 64-bit float, writes that with as few digits as tell it from
-    others, and moves the bound of an integer by 1 where it is exclusive.
+    """Whether llguidance represents a bound exactly. It keeps it as a 64-bit float, writes that with as few digits as
+    identify it, and moves an exclusive bound of an integer by 1.
     """
     if abs(bound) < MAX_EXACT:
         return True
     if word not in EXCLUSIVE or schema.get(EXCLUSIVE[word]) is True:
         return False
     if word == "maximum" and bound == MAX_INTEGER and schema.get("type") == "integer":
-        return True  # the bound of an integer becomes this one, where as a float it is larger
+        return True  # llguidance clamps an integer's bound to this, as the float is larger
     return abs(bound) <= MAX_INTEGER and Decimal(repr(float(bound))) == bound == float(bound)
 
 
@@ -255,7 +256,7 @@ def _bound_problem(word: str, bound: float, schema: dict[str, Any]) -> str:
 
 
 def _multiples_problem(objects: list[tuple[str, dict[str, Any]]]) -> tuple[str, str] | None:
-    """Problem of several `multipleOf` of one number: llguidance takes their least common multiple, in 32 bits."""
+    """Problem of several `multipleOf` for one number: llguidance computes their least common multiple, in 32 bits."""
     steps = [(place, step) for place, inner in objects if _is_number(step := inner.get("multipleOf")) and step]
     if len(steps) < 2 or not any(_is_intersection(inner) for _, inner in objects):
         return None
@@ -272,7 +273,7 @@ def _multiples_problem(objects: list[tuple[str, dict[str, Any]]]) -> tuple[str, 
 
 
 def _least_whole(units: int, places: int) -> int:
-    """The least whole number over 0 that is a multiple of so many units of a decimal place."""
+    """Smallest positive integer that is a multiple of so many units of a decimal place."""
     return units // gcd(units, 10**places)
 
 
@@ -288,25 +289,25 @@ def _slowness(least: int) -> str:
 
 
 def _is_intersection(schema: dict[str, Any]) -> bool:
-    """Whether two schemas that stand in this one can hold for the same value."""
+    """Whether two schemas in this one can apply to the same value."""
     combined = schema.keys() & {"$ref", *COMBINATIONS}
     return "allOf" in combined or (bool(combined) and len(schema.keys() & _INNER) > 1)
 
 
 def _places(step: float) -> int:
-    """Decimal places, as few as tell the number from others."""
+    """Number of decimal places, as few as identify the number."""
     exponent = Decimal(repr(float(step))).normalize().as_tuple().exponent if isinstance(step, float) else 0
     assert isinstance(exponent, int)
     return max(0, -exponent)
 
 
 def _units(step: float, places: int) -> int:
-    """A number as a whole number of units of a decimal place."""
+    """A number as an integer multiple of a unit of a decimal place."""
     return int(Decimal(repr(float(step))).scaleb(places)) if isinstance(step, float) else step * 10**places
 
 
 def _is_number(value: Any) -> TypeGuard[float]:
-    """Whether it is a finite one."""
+    """Whether it is a finite number."""
     return (isinstance(value, int) and not isinstance(value, bool)) or (isinstance(value, float) and isfinite(value))
 
 
@@ -315,7 +316,7 @@ def _is_text(value: Any) -> bool:
 
 
 def _holds_wide(value: Any) -> bool:
-    """Whether a number in `value` is beyond 64 bits."""
+    """Whether a number in `value` needs more than 64 bits."""
     return any(isinstance(item, Number) for item in _items(value))
 
 
@@ -328,7 +329,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _items(value: Any) -> Iterator[Any]:
-    """Values and keys within a value, itself included."""
+    """Values and keys within a value, including itself."""
     waiting = [value]
     while waiting:
         yield (item := waiting.pop())

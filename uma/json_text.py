@@ -1,9 +1,9 @@
-"""JSON whose numbers pass as they are written.
+"""JSON that preserves the spelling of numbers.
 
-JSON bounds no number, and gives one number many spellings. Python's reader refuses integers of more than 4,300 digits,
-and makes infinity of 1e999 and 1.1 of 1.10; orjson makes a float of an integer beyond 64 bits, and neither writes what
-the other reads. A number that a parser would write otherwise holds its spelling here: as a `Spelled` float, or as a
-`Number` where it is neither a 64-bit integer nor a finite float. All others are Python's.
+JSON does not bound numbers, and allows several spellings of one. Python's parser refuses integers of more than 4,300
+digits, and turns 1e999 into infinity and 1.10 into 1.1; orjson turns an integer over 64 bits into a float, and neither
+writes what the other reads. So a number that would be written differently keeps its spelling: as a `Spelled` float, or
+as a `Number` where it is neither a 64-bit integer nor a finite float. All others are Python's numbers.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import secrets
 from typing import Any
 
 _INT_DIGITS = 20
-"""Digits of the longest integer of 64 bits, or its sign and one less."""
+"""Maximum characters of a 64-bit integer, including a sign."""
 
 
 class Spelled(float):
-    """A float that Python would write otherwise, as it is written: 1.10, 1E2, -0."""
+    """A float that keeps its spelling, because Python would write it differently: 1.10, 1E2, -0."""
 
     __slots__ = ("text",)
     text: str
@@ -39,7 +39,7 @@ class Spelled(float):
 
 
 class Number(numbers.Number):
-    """A number that is no 64-bit integer and no finite float, as it is written."""
+    """A number that is neither a 64-bit integer nor a finite float, as its spelling."""
 
     __slots__ = ("text",)
 
@@ -59,18 +59,16 @@ class Number(numbers.Number):
 
 
 def loads(text: str) -> Any:
-    """What a JSON text holds. Raises `ValueError` where it is none, `RecursionError` where it is nested too deeply."""
+    """Value of a JSON text. Raises `ValueError` for invalid JSON, and `RecursionError` for too deep nesting."""
     return _READER.decode(text)
 
 
 def dumps(value: Any, **options: Any) -> str:
-    """JSON of a value with numbers as they were written, as `json.dumps` writes it with these options, and not only in
-    ASCII.
-    """
+    """JSON of a value with spelled numbers, as `json.dumps` writes it with these options; by default not in ASCII."""
     found: list[str] = []
-    mark = secrets.token_hex(16)  # which no text in `value` can have
+    mark = secrets.token_hex(16)  # cannot occur in `value`
     try:
-        marshal.dumps(value)  # which takes no class but Python's own: a quick way to tell that there is none of ours
+        marshal.dumps(value)  # raises for classes other than Python's own: a quick check for spelled numbers
     except ValueError:
         value = _marked(value, mark, found)
     text = json.dumps(value, **({"ensure_ascii": False} | options))
@@ -78,7 +76,7 @@ def dumps(value: Any, **options: Any) -> str:
 
 
 def _marked(value: Any, mark: str, found: list[str]) -> Any:
-    """`value` with a text instead of each number that holds its spelling, which goes to `found`."""
+    """`value` with a placeholder for each spelled number, whose spelling is added to `found`."""
     if isinstance(value, dict):
         return {key: _marked(member, mark, found) for key, member in value.items()}
     if isinstance(value, list | tuple):
@@ -99,7 +97,7 @@ def _integer(text: str) -> int | Spelled | Number:
 
 def _float(text: str) -> float | Number:
     value = float(text)
-    if repr(value) == text and "e" not in text:  # orjson has another form for exponents
+    if repr(value) == text and "e" not in text:  # orjson writes exponents differently
         return value
     return Spelled(text) if math.isfinite(value) else Number(text)
 
@@ -109,5 +107,5 @@ def _refuse(constant: str) -> object:
 
 
 SHORT_READER = json.JSONDecoder(parse_float=_float, parse_constant=_refuse)
-"""Reader of JSON where each integer has at most 64 bits and none is -0."""
+"""Parser for JSON in which each integer fits 64 bits and none is -0."""
 _READER = json.JSONDecoder(parse_float=_float, parse_int=_integer, parse_constant=_refuse)

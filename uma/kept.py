@@ -1,8 +1,7 @@
-"""Rows that a server keeps of what it was asked, in one file of SQLite for its user alone: the history's, and stored
-responses.
+"""Rows of a server's requests in an SQLite file that only its user can read: the history's, and stored responses.
 
-A row can go on from another, which stays as long as that does. What is over the bounds goes: the oldest of the owner
-that has most, so that no client pushes out all that others sent. Several processes can write one file at once.
+A row can continue another one, which is kept as long as it is. Over the bounds, the oldest row of the owner with the
+most bytes is deleted, so that no client displaces the rows of all others. Several processes can write one file at once.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from uma.errors import UmaError, told
 MAX_BYTES = 2**30
 """Maximum size of all rows."""
 BUSY_SEC = 5.0
-"""Longest wait for another process that writes."""
+"""Maximum wait for another process that is writing."""
 _TABLE = """
 CREATE TABLE IF NOT EXISTS kept (number INTEGER PRIMARY KEY AUTOINCREMENT, owner TEXT, body BLOB, head TEXT, more BLOB,
                                  id TEXT, before TEXT, came_at REAL,
@@ -37,9 +36,9 @@ CREATE INDEX IF NOT EXISTS kept_by_time ON kept (came_at);
 CREATE INDEX IF NOT EXISTS kept_by_owner ON kept (owner, number, size);
 """
 _IS_LAST = "NOT EXISTS (SELECT 1 FROM kept AS next WHERE next.before = kept.id)"
-"""Whether no row goes on from this one."""
+"""SQL: whether no row continues this one."""
 _HAS_ID = "id = ? AND owner = ? AND came_at > 0"
-"""Whether a row is the owner's one with that id, and not forgotten."""
+"""SQL: whether a row is the owner's row with this id, and not forgotten."""
 
 
 class KeptFault(UmaError):
@@ -50,29 +49,29 @@ class KeptFault(UmaError):
 
 @attrs.frozen(kw_only=True)
 class KeptRow:
-    """A row to be kept. What lists show is its `head`."""
+    """A row to be added. `head` is what lists show."""
 
     owner: str
-    """Whose it is: the key or user that it came with; empty: the server's own user, and whoever needs no key."""
+    """Key or user that the request came with; empty: the server's own user, and clients without a key."""
     body: bytes
     head: str = ""
     more: bytes = b""
     id: str | None = None
     before: str | None = None
-    """The id of the row that it goes on from."""
+    """Id of the row that this one continues."""
     came_at: float = attrs.field(factory=time.time)
 
 
 class Kept(Closing):
-    """An open file, for one thread at a time, or one that is there and only read. Each call waits for the disk; every
-    fault of it is a `KeptFault`.
+    """An open file, for one thread at a time, or read-only. Each call blocks on the disk; all its errors are
+    `KeptFault`.
     """
 
     def __init__(self, path: Path, *, only_reads: bool = False) -> None:
         self._path = path
         with self._faults():
             if only_reads:
-                # Beside a file in a folder that can only be read SQLite cannot make what a file with a journal needs.
+                # In a read-only folder SQLite cannot make the files that a write-ahead log needs, so open as immutable.
                 is_still = not os.access(path.parent, os.W_OK) and not path.with_name(f"{path.name}-wal").exists()
                 uri = f"{path.absolute().as_uri()}?mode=ro{'&immutable=1' * is_still}"
                 self._db = sqlite3.connect(uri, timeout=BUSY_SEC, check_same_thread=False, uri=True)
@@ -83,11 +82,11 @@ class Kept(Closing):
 
     @staticmethod
     def _written(path: Path) -> sqlite3.Connection:
-        """A file to write, which is made where there is none."""
+        """Open a file for writing, and create it if needed."""
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         db = sqlite3.connect(path, timeout=BUSY_SEC, check_same_thread=False)
-        # Chosen before there are tables; later that has no effect, and waits for what another process writes.
+        # Only works before there are tables; later it has no effect, and waits for other writers.
         vacuum = "" if path.stat().st_size else "PRAGMA auto_vacuum = INCREMENTAL;"
         try:
             db.executescript(f"{vacuum} PRAGMA journal_mode = WAL; {_TABLE}")
@@ -101,7 +100,7 @@ class Kept(Closing):
         self._db.close()
 
     def add(self, rows: Iterable[KeptRow], *, max_age_sec: float, max_bytes: int = MAX_BYTES) -> None:
-        """Write these, and let go of what is over the bounds."""
+        """Add these rows, and delete what exceeds the bounds."""
         columns = "owner, body, head, more, id, before, came_at"
         insert = f"INSERT INTO kept ({columns}) VALUES (?, packed(?), ?, packed(?), ?, ?, ?)"
         oldest = f"SELECT number FROM kept WHERE owner = ? AND {_IS_LAST} ORDER BY number LIMIT 1"
@@ -117,15 +116,17 @@ class Kept(Closing):
             self._db.execute("PRAGMA incremental_vacuum").fetchall()
 
     def _let_go(self, before: float) -> None:
-        """Remove what came before this time, unless something goes on from it."""
+        """Delete rows from before this time, unless a row continues them."""
         remove = f"DELETE FROM kept WHERE came_at < ? AND {_IS_LAST}"
         gone = self._db.execute(f"{remove} RETURNING before", (before,)).fetchall()
         while gone:
-            # Of the rest only what these went on from can go: to look at all again took 25 s for a chain of 8,000.
+            # Next, only rows that the deleted ones continued: searching all again took 25 s for a chain of 8,000.
             gone += self._db.execute(f"{remove} AND id = ? RETURNING before", (before, *gone.pop())).fetchall()
 
     def chain(self, id: str, owner: str) -> list[bytes]:
-        """Bodies of the owner's row of that id and of all that it goes on from, the oldest first; none without it."""
+        """Bodies of the owner's row of this id and of all rows that it continues, the oldest first; empty without such
+        a row.
+        """
         query = (
             f"WITH RECURSIVE chain (number, before) AS (SELECT number, before FROM kept WHERE {_HAS_ID} "
             "UNION ALL SELECT kept.number, kept.before FROM kept JOIN chain ON kept.id = chain.before) "
@@ -139,20 +140,22 @@ class Kept(Closing):
         return next((more for (more,) in found), None)
 
     def forget(self, id: str, owner: str) -> bool:
-        """Find the owner's row of that id no more, and remove it unless others go on from it; whether there was one."""
+        """Make the owner's row of this id unfindable, and delete it unless others continue it. Returns whether there
+        was one.
+        """
         with self._faults(), self._db as db:
             found = db.execute(f"UPDATE kept SET came_at = 0 WHERE {_HAS_ID}", (id, owner)).rowcount
             self._let_go(1.0)
         return bool(found)
 
     def rows(self, query: str, *values: str | float | None) -> Iterator[Any]:
-        """What a query finds; `unpacked(body)` in it is a row's body."""
+        """Rows of a query; in it, `unpacked(body)` is a row's body."""
         with self._faults():
             yield from self._db.execute(query, values)
 
     @contextmanager
     def _faults(self) -> Iterator[None]:
-        """A block whose faults of disk, database and contents are `KeptFault`."""
+        """A block whose errors of disk, database and contents become `KeptFault`."""
         try:
             yield
         except (OSError, sqlite3.Error, ValueError, TypeError, zlib.error) as error:

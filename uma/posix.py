@@ -1,7 +1,7 @@
-"""POSIX's calls that Windows has not, and what stands in their place there.
+"""POSIX calls that Windows lacks, with errors or defaults there.
 
-Modules that Windows lacks (`fcntl`, `resource`, `termios`, `pwd`) are imported and used behind `sys.platform` alone, so
-that mypy checks each system's own part.
+Modules that Windows lacks (`fcntl`, `resource`, `termios`, `pwd`) are only imported and used behind `sys.platform`, so
+that mypy checks the code of each system.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ with suppress(ImportError):  # Windows
     import fcntl
 
 LIBC = "msvcrt" if sys.platform == "win32" else None
-"""The C library's name for `ctypes`."""
+"""Name of the C library for `ctypes`."""
 HAS_UNIX_SOCKETS = hasattr(socket, "AF_UNIX")
 
 _PR_SET_PDEATHSIG = 1
-"""Option of Linux's `prctl`: the signal that a process gets when the thread that has started it ends."""
+"""Option of Linux's `prctl`: signal to this process when the thread that has started it ends."""
 
 
 def end_with_parent() -> None:
-    """Have Linux kill this process when its parent ends, also where it is stopped then (SIGSTOP)."""
+    """Have Linux kill this process when its parent ends, even if the process is stopped then (SIGSTOP)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def user_id() -> int:
-    """The user that this process runs as; 0 on Windows, where every file's owner is told as that."""
+    """User id of this process; 0 on Windows, where files also report owner 0."""
     if sys.platform == "win32":
         return 0
     return os.geteuid()
@@ -44,7 +44,7 @@ def signals(*names: str) -> tuple[signal.Signals, ...]:
 
 
 def unix_socket() -> socket.socket:
-    """A new Unix socket. Raises `FileNotFoundError` on a system without: no server can be behind any path there."""
+    """A new Unix socket. Raises `FileNotFoundError` on systems without: no server can be behind a path there."""
     if sys.platform == "win32":
         raise FileNotFoundError(errno.ENOENT, "unsupported: this system has no Unix sockets; use HTTP")
     return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -53,7 +53,7 @@ def unix_socket() -> socket.socket:
 def lock(handle: int, *, waits: bool = False) -> None:
     """Lock an open file against other processes, until it is closed.
 
-    Raises `BlockingIOError` where another has it and this does not wait, and `OSError` on Windows.
+    Raises `BlockingIOError` where another process has locked it, unless `waits`; `OSError` on Windows.
     """
     if sys.platform == "win32":
         raise unsupported("locks of files")
@@ -75,5 +75,5 @@ def pwrite(handle: int, data: bytes | memoryview, at: int) -> int:
 
 
 def unsupported(what: str) -> OSError:
-    """What a call raises that Windows has not."""
+    """Error of a call that Windows lacks."""
     return OSError(errno.ENOTSUP, f"unsupported on Windows: {what}")

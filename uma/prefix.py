@@ -1,4 +1,4 @@
-"""What two texts begin with alike, or two lists of texts."""
+"""Common prefix of two texts, or of two lists of texts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Text = TypeVar("Text", str, bytes, list[str])
 
 
 def common_size(one: Text, other: Text) -> int:
-    """Length of the beginning that both have: slices are compared, which takes no step of Python's for each place."""
+    """Length of the common prefix. By binary search over slices, which needs no Python step for each item."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2

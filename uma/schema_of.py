@@ -1,5 +1,5 @@
-"""The JSON Schema of a Python class: pydantic's models tell it themselves, attrs' classes and dataclasses have it in
-their fields' types, functions in their arguments'.
+"""JSON Schema of a Python class: pydantic models provide it themselves; for attrs classes and dataclasses it is derived
+from the fields' types, for functions from the arguments'.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import attrs
 from uma.errors import WrongKind
 
 _BOUNDS = {"minimum": 1 - 2**53, "maximum": 2**53 - 1}
-"""Bounds of an integer that has none of its own, since small models write figures without end: what every reader of
-JSON can hold."""
+"""Bounds of an integer without its own, because small models write digits without end: integers that every JSON parser
+represents exactly."""
 _PLAIN: dict[Any, dict[str, Any]] = {
     str: {"type": "string"},
     int: {"type": "integer", **_BOUNDS},
@@ -29,12 +29,12 @@ _PLAIN: dict[Any, dict[str, Any]] = {
 
 
 _OF_SCHEMAS = ("items", "prefixItems", "additionalProperties", "anyOf", "oneOf", "allOf")
-"""Keywords of pydantic's schemas that hold schemas, beside those that hold them by name."""
+"""Keywords of pydantic's schemas whose value is a schema or a list of schemas."""
 
 
 def schema_of(kind: Any) -> dict[str, Any] | None:
-    """The schema of a class whose fields have types that JSON has; None for what is no such class. Raises `WrongKind`
-    for a field whose type JSON has not.
+    """Schema of a class with fields of JSON types; None for anything that is not such a class. Raises `WrongKind` for a
+    field whose type JSON lacks.
     """
     if callable(tells := getattr(kind, "model_json_schema", None)):
         found: dict[str, Any] = _bounded(tells())
@@ -45,8 +45,8 @@ def schema_of(kind: Any) -> dict[str, Any] | None:
 
 
 def _bounded(schema: Any) -> Any:
-    """The schema with no members in its objects but those that it names, where it does not speak of others: pydantic
-    ignores them, unless it was told `extra="allow"`. A bound that an integer lacks is added.
+    """The schema with `additionalProperties: false` where an object does not state it, because pydantic ignores further
+    members (unless `extra="allow"`), and with bounds for integers that lack them.
     """
     if isinstance(schema, list):
         return [_bounded(part) for part in schema]
@@ -73,12 +73,12 @@ def _of_class(kind: type, inside: tuple[type, ...]) -> dict[str, Any]:
 
 
 def parameters_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """The schema of a function's arguments; text beside a type, `Annotated[str, "A city"]`, describes one. Raises
-    `WrongKind` for what no call by names can fill.
+    """Schema of a function's arguments; text beside a type, `Annotated[str, "A city"]`, describes one. Raises
+    `WrongKind` for arguments that cannot be passed by name.
     """
     try:
         hints, known, needed = get_type_hints(function, include_extras=True), dict[str, Any](), list[str]()
-    except NameError as error:  # such as what is imported for a type checker alone
+    except NameError as error:  # for example a name that is only imported for type checkers
         raise WrongKind(f"{function.__name__}: its annotations: {error}; write its JSON Schema out") from None
     for name, parameter in signature(function).parameters.items():
         if parameter.kind not in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY):
