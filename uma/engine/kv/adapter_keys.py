@@ -1,8 +1,8 @@
-"""Sets of LoRA adapters in the keys of cached prefixes: the first token that is computed with a set has the set's
-number above its own bits. With an aLoRA that is not the text's first one.
+"""Keys of cached prefixes with sets of LoRA adapters: the first token that is computed with a set has the set's number
+above its own bits. For an aLoRA that is not the first token of the text.
 
-So the tree of prefixes, the snapshots and the index of files keep texts of different sets apart, from that token on, as
-they keep different texts apart. Pure.
+So the prefix tree, the snapshots and the index of files distinguish texts of different sets from that token on, as they
+distinguish different texts. Pure.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Sequence
 import numpy as np
 
 TOKEN_BITS = 20
-"""Bits of a token's id: the largest vocabularies have a quarter of as many tokens."""
+"""Bits of a token id: the largest vocabularies need two bits less."""
 MAX_SETS = 2**11 - 1
-"""Maximum sets beside the empty one, whose number is 0."""
+"""Maximum number of sets, beside the empty one, whose number is 0."""
 
 
 def keyed(tokens: Sequence[int], number: int, at: int = 0) -> array[int]:
-    """A copy of a text, whose token `at` is no picture's, as that of a set from this token on."""
+    """A copy of `tokens` as computed with the set `number` from the token `at` on, which belongs to no picture."""
     found = array("i", tokens)
     if 0 <= at < len(found):
         found[at] |= number << TOKEN_BITS
@@ -27,7 +27,7 @@ def keyed(tokens: Sequence[int], number: int, at: int = 0) -> array[int]:
 
 
 def place_of(tokens: Sequence[int]) -> tuple[int, int]:
-    """The number of the set that a text is computed with, and the first token of which that is so."""
+    """Number of the set that a text is computed with, and the index of the first such token."""
     if not tokens or tokens[0] >= 2**TOKEN_BITS:
         return (tokens[0] >> TOKEN_BITS, 0) if tokens else (0, 0)
     values = np.frombuffer(tokens, np.int32) if isinstance(tokens, array) else np.array(tokens, np.int32)
@@ -37,12 +37,12 @@ def place_of(tokens: Sequence[int]) -> tuple[int, int]:
 
 
 def set_of(tokens: Sequence[int]) -> int:
-    """The number of the set that a text is computed with."""
+    """Number of the set that a text is computed with."""
     return place_of(tokens)[0]
 
 
 def plain(tokens: Sequence[int]) -> array[int]:
-    """A copy of a text as it is without a set."""
+    """A copy of a text without the set's number."""
     found, (number, at) = array("i", tokens), place_of(tokens)
     if number:
         found[at] &= 2**TOKEN_BITS - 1

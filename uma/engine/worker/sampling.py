@@ -1,12 +1,12 @@
-"""Tokens of logits: greedy rows all at once, the others by their own sampler chain.
+"""Chooses tokens by logits: for greedy rows all at once, for others by their own sampler chain.
 
-What constrains a row's next token (logit bias, a grammar, the end of text that must not come yet) is added to its
-logits before the token is chosen. They are llama.cpp's own memory, so a sampler chain sees the change.
+What constrains a row's next token (logit bias, a grammar, an end of text that must not come yet) is added to its logits
+before the token is chosen. The logits are llama.cpp's own memory, so a sampler chain sees the change.
 
-A row can be given several tokens at once. Those that its grammar leaves no choice about come behind the sampled one, in
-the same step: all of them go to the reader, and the next batch computes them together and samples after the last. So
-do those of the mark that closes its thinking, where that has come to its bound. And those of a draft that the row's own
-sampler agreed to, position by position (`verify`).
+A row can be given several tokens in one step. Tokens that its grammar forces come behind the sampled one: all of them
+go to the reader, and the next batch computes them together and samples after the last. So do the tokens of the mark
+that closes its thinking at its bound, and those of a draft that the row's own sampler confirms, position by position
+(`verify`).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from uma.llama.grammar import GrammarDelayedError, GrammarMasks
 from uma.types import Logprobs
 
 MAX_FORCED = 24
-"""Maximum tokens of a row in one step: what a grammar forces beyond is given in the next ones. It keeps the batch that
-reads them, and the events of one step, small: other rows wait for it no longer than for a piece of a short prompt."""
+"""Maximum tokens of a row in one step: further forced ones are given in the next steps. It bounds the batch that
+computes them, and the events of a step, so that other rows wait for it no longer than for a piece of a short prompt."""
 
 Logits = npt.NDArray[np.float32]
 
@@ -38,21 +38,21 @@ class SampledToken(NamedTuple):
 
     token: int
     logprobs: Logprobs | None = None
-    """How likely it and the likeliest tokens were; None where not asked for."""
+    """Log probability of it, and those of the likeliest tokens; None where not asked for."""
     is_end: bool = False
-    """Whether its grammar is complete with it, and nothing can follow."""
+    """Whether its grammar is complete with it, so that no token can follow."""
 
 
 RowResult = tuple[SampledToken, ...] | Exception
-"""What a step gives a row: its next tokens, one as a rule; or the fault that ends this sequence alone."""
+"""Tokens that a step gives a row, usually one; or the exception that ends only this sequence."""
 
 
 _Place = tuple[int, Sequence, int]
-"""A first row of logits, the sequence that it belongs to, and how many rows that has."""
+"""Index of the first row of logits of a sequence, the sequence, and its number of rows."""
 
 
 class _Step:
-    """What was computed for one step: logits, the rows whose log probabilities are asked, the likeliest tokens."""
+    """Results of one step: logits, the rows whose log probabilities are asked for, and the likeliest tokens."""
 
     __slots__ = ("_likeliest", "asking", "chosen", "logits")
 
@@ -60,7 +60,7 @@ class _Step:
         self.logits = logits
         self.asking = asking
         self.chosen: dict[int, int] = {}
-        """Token that was chosen, by row."""
+        """Chosen tokens by row."""
         self._likeliest: list[int] = []
 
     @property
@@ -80,10 +80,10 @@ class RowSampler:
         self._logprobs = Logprober(self._vocab)
         self._helpers = RowHelpers(min(MAX_HELPERS, core_count() - 1) if context.returns_early else 0)
         self.is_plain = False
-        """All rows of the batch that is computed are (`TokenChoice.is_plain`). Then the next batch of the same rows
-        needs no `prepare`."""
+        """Whether all rows of the running batch are plain (`TokenChoice.is_plain`): then the next batch of the same
+        rows needs no `prepare`."""
         self._masked: dict[Sequence, int] = {}
-        """Sequences whose masks are being computed, each with the number of its first."""
+        """Sequences whose masks are being computed, each with the index of its first mask."""
 
     def close(self) -> None:
         """End the helper threads, if some were made."""
@@ -91,9 +91,9 @@ class RowSampler:
         self._helpers.close()
 
     def prepare(self, sequences: Rows[Sequence], drafts: Rows[list[int]] | None = None) -> None:
-        """Start computing what constrains the next tokens of these rows, to be ready when their batch is computed.
+        """Start computing what constrains the next tokens of these rows, while their batch is computed.
 
-        With `drafts`, one for each row and empty where it has none, also of those behind each drafted token.
+        `drafts` has a draft for each row, possibly empty: then also what constrains the token behind each drafted one.
         """
         self.is_plain = all(sequence.choice.is_plain for sequence in sequences)
         if self.is_plain:
@@ -116,7 +116,7 @@ class RowSampler:
             self._masks.begin(states, [draft for _, draft in masked])
 
     def sample(self, sequences: Rows[Sequence], batch_indices: Rows[int]) -> list[RowResult]:
-        """Sample the rows of the batch just computed that have logits, which are these, in this order."""
+        """Sample `sequences`: the rows of the batch just computed that have logits, in this order."""
         if self.is_plain:
             return self._sample_plain(sequences, batch_indices)
         places = [(row, sequence, 1) for row, sequence in enumerate(sequences)]
@@ -131,8 +131,8 @@ class RowSampler:
         return given
 
     def _sample_plain(self, sequences: Rows[Sequence], batch_indices: Rows[int]) -> list[RowResult]:
-        """Sample rows without grammar, bias or log probabilities. Between two batches each line of code comes
-        from memory again, so most batches take this shorter way.
+        """Sample rows without grammar, bias or log probabilities. Most batches take this shorter way, because a batch
+        evicts all code from the CPU's caches.
         """
         logits = self._context.logits(len(sequences))
 
@@ -152,14 +152,14 @@ class RowSampler:
         return self._helpers.each_part(choose, len(sequences), work)
 
     def prompt_logprobs(self, tokens: Rows[int], count: int) -> list[Logprobs]:
-        """How likely the batch just computed, whose every row has logits, found each of these as its row's next."""
+        """Log probabilities of prompt tokens in the batch just computed, each by the row before it."""
         self._logprobs.read(self._context.logits(len(tokens)), [count] * len(tokens))
         return self._logprobs.of(range(len(tokens)), tokens)
 
     def verify(self, drafts: Rows[tuple[Sequence, list[int]]]) -> list[RowResult]:
         """Sample rows of the batch just computed in which each sequence's last token is followed by a draft, all with
-        logits: at every position in order, for as long as what is sampled is what was drafted. So each row is given
-        what it would be given without a draft, token for token.
+        logits: at each position in order, as long as the sampled token is the drafted one. So a row is given exactly
+        the tokens that it would be given without a draft.
         """
         places: list[_Place] = []
         count = 0
@@ -191,7 +191,7 @@ class RowSampler:
                 return given
 
     def _step(self, rows: int, places: list[_Place]) -> _Step:
-        """The logits of the batch just computed, constrained."""
+        """The constrained logits of the batch just computed."""
         logits = self._context.logits(rows)
         self._read_labels(logits, places)
         is_constrained = any(sequence.choice.is_constrained for _, sequence, _ in places)
@@ -201,7 +201,7 @@ class RowSampler:
         return _Step(logits, asking)
 
     def _read_labels(self, logits: Logits, places: list[_Place]) -> None:
-        """Read the rows of labels, which nothing constrains."""
+        """Read the rows of labels, before anything constrains logits."""
         asking = [(row, sequence, read) for row, sequence, _ in places if (read := sequence.choice.labels) is not None]
         if asking:
             own = self._logprobs.copied(logits, [row for row, _, _ in asking])
@@ -210,7 +210,7 @@ class RowSampler:
                 read.logprobs, read.cached_tokens = found, sequence.cached_tokens
 
     def _read_logprobs(self, logits: Logits, places: list[_Place], *, is_constrained: bool) -> list[int]:
-        """Read the rows whose log probabilities are asked, which are returned: a copy of them where logits change."""
+        """Read the rows whose log probabilities are asked for, from a copy if logits change. Returns the rows."""
         asking: list[int] = []
         counts: list[int] = []
         for row, sequence, size in places:
@@ -239,7 +239,7 @@ class RowSampler:
     def _next(
         self, step: _Step, row: int, batch_index: int, sequence: Sequence, ahead: int = 0
     ) -> tuple[SampledToken, ...]:
-        """The next token of a row, `ahead` tokens after the last that its reader was given, and what is forced then."""
+        """The next token of a row, `ahead` tokens behind the last one given, and the tokens that are then forced."""
         if sequence.choice.forced:
             return self._forced(sequence)
         if self._closes_thinking(sequence):
@@ -262,13 +262,13 @@ class RowSampler:
         return (sampled,) if sequence.choice.grammar is None else self._advance(sequence, sampled)
 
     def _closes_thinking(self, sequence: Sequence) -> bool:
-        """Whether the next token is one of the mark that closes a row's thinking."""
+        """Whether the next token belongs to the mark that closes a row's thinking."""
         if not sequence.choice.closing and sequence.choice.thinking is not None:
             sequence.choice.closing = sequence.choice.thinking.closing(sequence.choice.grammar)
         return bool(sequence.choice.closing)
 
     def _force(self, sequence: Sequence) -> None:
-        """Make the mark that closes a row's thinking, and what its grammar forces behind it, its next tokens."""
+        """Force the mark that closes a row's thinking, and what its grammar forces behind that."""
         sequence.choice.forced, sequence.choice.closing = sequence.choice.closing, []
         grammar = sequence.choice.grammar
         if grammar is None:
@@ -293,7 +293,7 @@ class RowSampler:
         return token
 
     def _check_any(self, logits: Logits, row: int, sequence: Sequence, ahead: int) -> None:
-        """Raise `_CompleteError` where the only allowed token was the end, which must not come: nothing can follow."""
+        """Raise `_CompleteError` if the end of text is the only allowed token and must not come: nothing can follow."""
         grammar = sequence.choice.grammar
         if grammar is None or not (grammar.is_over or np.isneginf(logits[row].max())):
             return
@@ -303,7 +303,7 @@ class RowSampler:
         raise _CompleteError
 
     def _tell(self, step: _Step, places: list[_Place], given: list[RowResult]) -> None:
-        """Put log probabilities into what the rows are given that ask for them."""
+        """Add log probabilities to the tokens of rows that ask for them."""
         if not step.chosen:
             return
         order = {row: place for place, row in enumerate(step.asking)}
@@ -328,7 +328,7 @@ class RowSampler:
         return (sampled, *self._forced(sequence))
 
     def _forced(self, sequence: Sequence) -> tuple[SampledToken, ...]:
-        """The next of the tokens that are certain."""
+        """The next forced tokens, as many as a step gives."""
         grammar = sequence.choice.grammar
         now, sequence.choice.forced = sequence.choice.forced[:MAX_FORCED], sequence.choice.forced[MAX_FORCED:]
         for token in now:
@@ -341,4 +341,4 @@ class RowSampler:
 
 
 class _CompleteError(Exception):
-    """The text that a grammar asks for is complete, and must not end by a token."""
+    """The text that a grammar asks for is complete, and the end of text must not be sampled."""

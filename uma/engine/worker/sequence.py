@@ -1,4 +1,4 @@
-"""One answer to a request on the decode thread: its status, its tokens, how many are computed, what was given out."""
+"""One answer to a request on the decode thread: its status, its tokens, how many are computed and delivered."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from uma.types import Logprobs, Prompt, Request, RequestMetrics, Speculation, Us
 
 @attrs.define(slots=True, eq=False)
 class PromptReport:
-    """What a request asks about its own prompt: its text and tokens, and their log probabilities.
+    """What a request asks for of its own prompt: its text and tokens, and their log probabilities.
 
-    For log probabilities the logits of every prompt token are computed and read, a batch at a time, so these tokens are
-    not taken from the cache. The last token's row is not among them: the first output token is sampled from it.
+    For log probabilities the logits of every prompt token are computed and read, batch by batch, so these tokens are
+    not taken from the cache. The last token's logits are not part of it: the first output token is sampled from them.
     """
 
     text: str
     count: int | None
-    """Likeliest tokens reported with each; None: no log probabilities."""
+    """Number of likeliest tokens reported with each token; None: no log probabilities."""
     is_reported: bool = False
     _known: list[Logprobs | None] = attrs.field(init=False, factory=lambda: [None])
 
     def pending(self, prompt_tokens: int) -> int:
-        """Prompt tokens whose logits are still to be read."""
+        """Prompt tokens whose logits have yet to be read."""
         return 0 if self.count is None else prompt_tokens - len(self._known)
 
     @property
@@ -50,7 +50,7 @@ class PromptReport:
         return len(self._known) - 1
 
     def add(self, positions: Iterable[Logprobs]) -> None:
-        """The log probabilities of the next prompt tokens."""
+        """Add the log probabilities of the next prompt tokens."""
         self._known += positions
 
     def event(self, id: str, token_ids: Iterable[int]) -> Prompt:
@@ -65,9 +65,9 @@ class PlacedPicture:
     run: PictureRun
     picture: Picture
     start: int = 0
-    """The first of the picture's tokens that it has."""
+    """Index of the first of the picture's tokens that this part has."""
     before: int = 0
-    """Pictures that come before it in the prompt."""
+    """Number of pictures before it in the prompt."""
 
 
 def _start_of(placed: PlacedPicture) -> int:
@@ -76,7 +76,7 @@ def _start_of(placed: PlacedPicture) -> int:
 
 @attrs.frozen
 class PieceInBatch:
-    """Tokens of a sequence that are in the batch that is being computed."""
+    """Tokens of a sequence that the running batch computes."""
 
     first: int
     count: int
@@ -84,17 +84,17 @@ class PieceInBatch:
 
     @property
     def computed(self) -> int:
-        """The tokens before it, and of its own as many as the layers that are done are worth: never all of them."""
+        """Tokens before the piece, and as many of the piece as the finished layers are worth, but never all of it."""
         return self.first + min(int(self.count * self.context.progress), self.count - 1)
 
 
 @attrs.define(slots=True, eq=False)
 class AnswerBuffer:
-    """The text of an answer, as far as its reader was not given it."""
+    """Text of an answer that its reader was not given yet."""
 
     text: TextStream = attrs.field(factory=TextStream)
     spellings: Mapping[int, bytes] = attrs.field(factory=dict)
-    """Control tokens that count as text, because the answer is parsed by them, and how they are written."""
+    """Control tokens that count as text, because the answer is parsed by them, and their spelling."""
     pieces: list[str] = attrs.field(factory=list)
     """Output text, collected where the request is not streamed."""
     logprobs: list[Logprobs] = attrs.field(factory=list)
@@ -107,7 +107,7 @@ class BatchFigures:
 
     count: int = 0
     largest: int = 0
-    """Maximum sequences of one of them."""
+    """Maximum number of sequences in one batch."""
     drafted: int = 0
     accepted: int = 0
     saved_ms: float = 0.0
@@ -140,57 +140,57 @@ class Sequence:
     answer: AnswerBuffer = attrs.field(factory=AnswerBuffer)
     batches: BatchFigures = attrs.field(factory=BatchFigures)
     is_paced: bool = False
-    """Whether its reader is given tokens evenly while prompts are read, and not as they are computed."""
+    """Whether its tokens are delivered at even intervals while prompts are read, not as they are computed."""
     index: int = 0
-    """Which of its request's answers it is."""
+    """Index of the answer among those of its request."""
     client: Hashable = None
-    """Who has sent it, with whom others have equal shares (`net.client.CLIENT`)."""
+    """Client that sent the request, for fair shares (`net.client.CLIENT`)."""
     user: int | None = None
-    """Whose process has sent it (`net.client.USER`)."""
+    """User whose process sent the request (`net.client.USER`)."""
     warnings: tuple[str, ...] = ()
     report: PromptReport | None = None
-    """What its reader asks about its prompt; None: nothing."""
+    """Report on its prompt that the request asks for, if any."""
     message_ends: tuple[int, ...] = ()
-    """How many tokens of its prompt come before where a message ends, as far as others are likely to part there."""
+    """Lengths of prefixes of the prompt at which a message ends, where other prompts are likely to differ."""
     pictures: tuple[PlacedPicture, ...] = ()
     """Pictures of its prompt, in order."""
     adapter_set: AdapterSet = NO_ADAPTERS
-    """LoRA adapters that it is computed with, from some token on."""
+    """LoRA adapters that its tokens from `adapted_from` on are computed with."""
     adapted_from: int = 0
-    """The first token that is: 0, but for an aLoRA."""
+    """Index of the first token that is computed with them: 0, except for an aLoRA."""
     stream: Any = None
-    """Where events go: opaque here, the Trio side's."""
+    """Destination of its events on the Trio thread, opaque here."""
     status: Status = Status.WAITING
     holding: Holding | None = None
     """Slot of the sequence; None while it has none."""
     kept: Snapshot | None = None
-    """While it is preempted: what it had computed, pinned in the store."""
+    """Snapshot of what a preempted sequence had computed, pinned in the store."""
     due_ms: float = 0.0
     """When its first token is due (`policy.order.due_ms`), fixed on arrival."""
     last_token_ms: float = 0.0
     last_gap_ms: float = 0.0
     """Time between its last two tokens."""
     cells: int = 0
-    """KV cells that preempting it would free; current only where the scheduler has to know."""
+    """KV cells that preempting it would free; up to date only where the scheduler needs it."""
     branch: int = 0
-    """Number of first tokens that followers wait for, the fewest of several; 0: none does."""
+    """Length of the prefix that followers wait for, the shortest of several; 0: there are none."""
     checkpoint_positions: list[int] = attrs.field(factory=list)
-    """Where its pieces end besides, the next one last: a checkpoint is taken there (`Checkpoints.positions`)."""
+    """Positions for checkpoints (`Checkpoints.positions`), the next one last: pieces of its prompt end there."""
     paused_ms: float = 0.0
     """When its reader fell behind."""
     computed: int = 0
-    """Tokens whose KV it holds."""
+    """Tokens whose KV is in memory."""
     piece: PieceInBatch | None = None
-    """What is being computed of its prompt."""
+    """Piece of its prompt in the running batch."""
     cached_tokens: int = 0
     generated: int = 0
-    """Tokens the reader was or will be given."""
+    """Tokens that were given to its reader, or will be at their time."""
     started_ms: float = 0.0
     first_token_ms: float = 0.0
     fair_share: FairShare = attrs.field(init=False)
-    """What its client has had. The decode thread's, from its submission on."""
+    """Service that its client has received. Belongs to the decode thread, from the submission on."""
     _mrope_delta: int = attrs.field(init=False)
-    """Tokens that all its pictures have more than positions."""
+    """Number of tokens of all its pictures, less their number of positions."""
 
     def __attrs_post_init__(self) -> None:
         limit = self.request.sampling.max_reasoning_tokens
@@ -199,7 +199,7 @@ class Sequence:
         self._mrope_delta = sum(placed.run.mrope_delta for placed in self.pictures)
         self.account.served = self
 
-    # What its request says
+    # By its request
 
     @property
     def lane(self) -> int:
@@ -208,7 +208,7 @@ class Sequence:
 
     @property
     def has_reader(self) -> bool:
-        """Whether tokens are read as they come, and not all at the end."""
+        """Whether tokens are streamed, not delivered all at the end."""
         return self.request.stream
 
     @property
@@ -231,10 +231,10 @@ class Sequence:
         """Maximum buffering delay (ms) of its tokens."""
         return hold_ms(self.target_tbt_ms, is_streamed=self.has_reader)
 
-    # What becomes of it
+    # Its life
 
     def change(self, change: Change) -> None:
-        """Move to the state that the table names. Raises `IllegalTransitionError`, and changes nothing, without one."""
+        """Move to the state that `TRANSITIONS` names; without one, raises `IllegalTransitionError` and stays."""
         status = TRANSITIONS[self.status].get(change)
         if status is None:
             raise IllegalTransitionError(f"sequence {self.key}: {change.name} while {self.status.name}")
@@ -242,27 +242,27 @@ class Sequence:
         self.account.turns_to(status)
 
     def fall_behind(self, now_ms: float, waits_for: str = "reader") -> None:
-        """Pause it: its reader has no credit left, or its grammar is compiled again."""
+        """Pause the sequence: its reader has no credit left, or its grammar is compiled again."""
         self.account.paused_for = waits_for
         self.change(Change.FALL_BEHIND)
         self.paused_ms = now_ms
 
     @property
     def adapters(self) -> AdapterSet:
-        """LoRA adapters that its next tokens are computed with."""
+        """LoRA adapters of its next tokens."""
         return NO_ADAPTERS if self.computed < self.adapted_from else self.adapter_set
 
     def cache_key(self, tokens: array[int]) -> array[int]:
-        """Tokens of its beginning as the cache knows them."""
+        """First tokens of the sequence, as keys of the prefix cache."""
         return keyed(tokens, self.adapter_set.number, self.adapted_from) if self.adapter_set.number else tokens
 
     def until_checkpoint(self, computed: int) -> int:
-        """Tokens from its first `computed` ones to the next checkpoint, to where its adapters begin, or to its end."""
+        """Tokens behind the first `computed` up to the next checkpoint, to where its adapters begin, or to its end."""
         ends = (end for end in (*self.checkpoint_positions, self.branch, self.adapted_from) if end > computed)
         return min(ends, default=len(self.tokens)) - computed
 
     def is_at_checkpoint(self) -> bool:
-        """Whether it is at one; those that it has passed are forgotten."""
+        """Whether it has reached a checkpoint position; positions that it has passed are forgotten."""
         is_there = self.computed == self.branch > 0
         while self.checkpoint_positions and self.checkpoint_positions[-1] <= self.computed:
             is_there = self.checkpoint_positions.pop() == self.computed or is_there
@@ -270,20 +270,20 @@ class Sequence:
 
     @property
     def computed_so_far(self) -> int:
-        """Tokens that are computed, and what a piece that is being computed has come to. Any thread."""
-        # The piece first: it is taken away once its tokens are among the computed ones.
+        """Tokens that are computed, with the progress of the running piece. Any thread."""
+        # The piece is read first: it is removed once its tokens count as computed.
         piece = self.piece
         begun = 0 if piece is None else piece.computed
         return max(begun, self.computed)
 
     @property
     def uncomputed(self) -> int:
-        """Tokens known but not yet computed. A decoding sequence usually has one: the last it sampled."""
+        """Known tokens that are not computed. A decoding sequence usually has one: the last it sampled."""
         return len(self.tokens) - self.computed
 
     @property
     def slot(self) -> Holding:
-        """What it holds, where it has a slot."""
+        """Slot of the sequence, which must have one."""
         assert self.holding is not None
         return self.holding
 
@@ -294,45 +294,45 @@ class Sequence:
 
     @property
     def picture(self) -> PlacedPicture | None:
-        """The picture, or the part of one, that it computes next; None where that is text."""
+        """The picture, or part of one, that it computes next; None if text comes next."""
         at = self._next_picture
         is_next = at < len(self.pictures) and not self.to_picture and not self.is_loading
         return self.pictures[at] if is_next else None
 
     @property
     def awaits_encoding(self) -> bool:
-        """Whether what it computes next is a picture that is not encoded."""
+        """Whether the next thing it computes is a picture that is not encoded."""
         placed = self.picture if self.pictures and self.status is Status.PREFILLING else None
         return placed is not None and placed.picture.embedding is None
 
     @property
     def to_picture(self) -> int:
-        """Number of next tokens that are text before the next picture; all of them where there is none."""
+        """Number of text tokens before the next picture; all that are left if there is none."""
         at = self._next_picture
         start = self.pictures[at].run.start if at < len(self.pictures) else len(self.tokens)
         return start - self.computed
 
     @property
     def _next_picture(self) -> int:
-        """The index of the first picture that begins where it is, or behind."""
+        """Index of the first picture that begins at the computed tokens' end, or behind it."""
         return bisect_left(self.pictures, self.computed, key=_start_of)
 
     @property
     def next_position(self) -> int:
-        """The position of the token that it computes next: behind a picture it can be less than the token's index."""
+        """Position of the token that it computes next: behind a picture it can be less than the token's index."""
         if not self.pictures or self.computed >= self.pictures[-1].run.end:
             return self.computed - self._mrope_delta
         return position_of([placed.run for placed in self.pictures], self.computed)
 
     @property
     def logprobs_pending(self) -> int:
-        """Prompt tokens whose logits are still to be read for its report."""
+        """Prompt tokens whose logits have yet to be read for its report."""
         return 0 if self.report is None else self.report.pending(self.prompt_tokens)
 
     @property
     def cacheable_tokens(self) -> array[int]:
-        """Tokens that can come from the cache, and one more: all, unless logits are still to be read or it
-        asks for none.
+        """Tokens that can come from the cache, and one more: all of them, unless logits have yet to be read, or the
+        request wants no cache.
         """
         if not self.request.cache_prompt and not self.generated:
             return self.tokens[:1]
@@ -356,7 +356,7 @@ class Sequence:
 
     @property
     def left_tokens(self) -> int:
-        """Maximum tokens that it can still be given."""
+        """Maximum number of tokens that it can still get."""
         return self.max_tokens - self.generated
 
     def suppresses_end(self, ahead: int = 0) -> bool:
@@ -365,7 +365,7 @@ class Sequence:
         return sampling.ignore_eos or self.generated + ahead < sampling.min_tokens
 
     def end_thinking(self) -> None:
-        """Close its thinking with the next token. Nothing where it does not think, or has ended."""
+        """Close its thinking with the next token. Nothing if the model does not think, or the sequence has ended."""
         if self.status is Status.ENDED:
             return
         was_bound, bound = self.choice.thinking, self.choice.bound_thinking(None)
@@ -375,8 +375,8 @@ class Sequence:
             bound.close()
 
     def had_token(self, now_ms: float) -> None:
-        """Count a token that the reader is given at `now_ms`, which can be later than now, and earlier than the time to
-        which the token before was put off: both are given then.
+        """Count a token that its reader gets at `now_ms`, which can be in the future. If it is earlier than the
+        delivery of the token before, both are delivered at that time.
         """
         self.generated += 1
         self.last_gap_ms = max(0.0, now_ms - self.last_token_ms) if self.last_token_ms else 0.0
@@ -387,11 +387,11 @@ class Sequence:
             self.first_token_ms = now_ms
 
     def spend_credit(self) -> None:
-        """Count an event that its reader is given."""
+        """Count an event for its reader."""
         self.credits -= 1
 
     def was_computed(self, tokens: int, sequences: int) -> None:
-        """Count so many tokens, in a batch of so many sequences, itself included."""
+        """Count `tokens` computed tokens, in a batch of `sequences` sequences, itself included."""
         self.computed += tokens
         if self.status is Status.PREFILLING:
             self.fair_share.was_read(tokens)
@@ -401,7 +401,7 @@ class Sequence:
         self.batches.largest = max(self.batches.largest, sequences)
 
     def cut_back(self, computed: int) -> None:
-        """Compute its tokens behind its first `computed` ones again."""
+        """Set the computed tokens back to `computed`: those behind are computed again."""
         self.computed = computed
 
     def usage(self) -> Usage:
@@ -410,7 +410,7 @@ class Sequence:
         return Usage(self.prompt_tokens, self.cached_tokens, self.generated, summary_tokens=extra)
 
     def metrics(self, now_ms: float) -> RequestMetrics:
-        """How it was served, at its end."""
+        """Metrics of the request so far."""
         started, first, batches = self.started_ms or now_ms, self.first_token_ms, self.batches
         speculation = Speculation(batches.drafted, batches.accepted, round(batches.saved_ms, 3))
         decode_ms = self.last_token_ms - first if first else 0.0
@@ -428,7 +428,7 @@ class Sequence:
 
 @contextmanager
 def being_computed(work: Iterable[tuple[Sequence, int]], context: Context) -> Iterator[None]:
-    """Tell others of these pieces, which a batch in `context` computes, until they are booked or have failed."""
+    """Show these pieces as being computed in `context`, until they are booked or have failed (`computed_so_far`)."""
     work = list(work)
     for sequence, count in work:
         sequence.piece = PieceInBatch(sequence.computed, count, context)

@@ -1,11 +1,11 @@
 """Slots of sequences: the queue for them, admission, preemption, parking, and the end of each sequence.
 
-A slot is a sequence id and KV cells. A sequence is admitted when its prompt fits beside what is promised to others. One
-whose prompt begins like a prompt that is being prefilled follows it: it waits until that much is computed, then shares
-it instead of computing it too.
+A slot is a sequence id and KV cells. A sequence is admitted when its prompt fits beside the cells that running ones
+still need. If its prompt begins like one that is being prefilled, it follows that sequence: it waits until the common
+prefix is computed, then shares it instead of computing it as well.
 
-Every change of a sequence's status except those inside a batch happens here, so this file and the table in `status.py`
-are the life of a request. Belongs to the decode thread.
+Every change of a sequence's status except those inside a batch happens here: this file and the table in `status.py` are
+the life of a request. Belongs to the decode thread.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ from uma.llama.vocab import Vocab
 from uma.types import CacheUse, Finished, FinishReason
 
 PATIENCE_MS = 250.0
-"""Minimum time a paused sequence keeps its slot while others wait for one: a reader can catch up within it."""
+"""Minimum time (ms) that a paused sequence keeps its slot while others wait for one: its reader can catch up."""
 MOST_ADMIT_MS = 10.0
-"""Time from which on no more sequences start between two batches, while others decode: sixteen with a prefix of 1,000
-tokens took 50 ms, in which no stream went on."""
+"""Time (ms) of admissions between two batches after which no more sequences start while others decode: sixteen with a
+prefix of 1,000 tokens took 50 ms, in which no stream went on."""
 MAX_EXAMINED = 32
-"""Maximum queued sequences examined in one tick, so that no stream waits for the sorting of many with one prefix."""
+"""Maximum queued sequences examined in one tick: with many that share a prefix, streams would wait for all of them."""
 MOST_SETS = 2
-"""Maximum sets of adapters that take turns. A step of each takes no longer than one of all rows with one set would, so
-streams wait twice as long for a token at most; with three they waited three times as long."""
+"""Maximum sets of adapters that take turns. A step of each takes no longer than one of all rows with one set, so
+streams wait at most twice as long for a token; with three they waited three times as long."""
 WORTH_WAITING_TOKENS = 32
-"""Minimum length of a prefix worth waiting for while another sequence computes it."""
+"""Minimum length of a prefix for which a sequence follows the one that computes it."""
 
 _log = logging.getLogger("uma.engine")
 
 
 def blocking_resource(with_slot: int, max_active: int, sets: int) -> str:
-    """What a sequence of the queue waits for, where so many have a slot, and so many `sets` of adapters would take
-    turns with its own: `slot`, `adapters` or `cells`.
+    """What a queued sequence waits for: `slot`, `adapters` or `cells`. `with_slot` sequences have one, and `sets` sets
+    of adapters would take turns with its own.
     """
     return "slot" if with_slot >= max_active else "adapters" if sets > MOST_SETS else "cells"
 
@@ -89,21 +89,21 @@ class Slots:
         self._queued: dict[int, Sequence] = {}
         """Sequences that wait for a slot or follow a leader, by key."""
         self._heaps: dict[tuple[FairShare, int], list[tuple[float, int]]] = {}
-        """Queued sequences by client and lane: when one is due, and its key. Those that have left are dropped late."""
+        """Queue by client and lane: deadlines and keys. Entries of sequences that have left it are dropped late."""
         self._followers: dict[int, list[tuple[int, int]]] = {}
-        """Followers by the key of their leader: the length of the prefix that they wait for, and their own key."""
+        """Followers by the key of their leader: length of the awaited prefix, and the follower's key."""
         self._fair_shares = FairShares()
         self._answered_ms = -math.inf
         """See `State.answered_ms`."""
 
     @property
     def is_decoding(self) -> bool:
-        """Whether some sequence is given a token with the next tick."""
+        """Whether some sequence gets a token in the next tick."""
         return any(sequence.status is Status.DECODING for sequence in self.active.values())
 
     @property
     def wants_slot(self) -> bool:
-        """Whether a sequence waits for a slot and for nothing else."""
+        """Whether a sequence waits for a slot, and does not follow another."""
         return any(sequence.status is Status.WAITING for sequence in self._queued.values())
 
     @property
@@ -121,7 +121,7 @@ class Slots:
             self._queue(sequence)
 
     def credit(self, sequence: Sequence, events: int) -> None:
-        """Count that its reader has space for so many more events. One that has ended needs none."""
+        """Add credit for `events` more events. One that has ended needs none."""
         sequence.credits += events
         is_parked = sequence.status is Status.PARKED
         if sequence.credits > 0 and (sequence.is_paused or is_parked):
@@ -138,8 +138,8 @@ class Slots:
         heapq.heappush(heap, (sequence.due_ms, sequence.key))
 
     def _peek(self, now: float) -> Sequence | None:
-        """The sequence that starts next, as soon as there is a slot for it: of each client the one that is due first,
-        and among clients in the order in which prompts are read (`order.in_order`).
+        """The queued sequence that starts next, once it gets a slot: of each client the one that is due first, and
+        among clients in prefill order (`order.in_order`).
         """
         begun = Counter[FairShare]()
         for sequence in self.active.values():
@@ -171,7 +171,7 @@ class Slots:
         return None
 
     def _take(self, now: float) -> Sequence | None:
-        """Take the sequence that starts now out of the queue; None if none can."""
+        """Take the sequence that can start now out of the queue; None if there is none."""
         self._release_followers()
         for _ in range(MAX_EXAMINED):
             if len(self.active) >= self._max_active or not self._pool.has_id():
@@ -193,12 +193,12 @@ class Slots:
         return None
 
     def _sets_with(self, sequence: Sequence) -> int:
-        """Sets of adapters that would take turns if it began."""
+        """Number of sets of adapters that would take turns if the sequence began."""
         return len({sequence.adapter_set, *(other.adapter_set for other in self.active.values())})
 
     def _second_sets(self, firsts: list[Sequence]) -> set[Sequence]:
-        """Sequences that would begin a set of adapters beside one that only their own client runs. They begin behind
-        those of other clients, and no other client's waits behind them: else one client would have all turns.
+        """Sequences that would begin another set of adapters while some set has rows of their client alone. They begin
+        after other clients' sequences, which never wait behind them: otherwise one client would have all turns.
         """
         if not self._has_adapters or len({first.fair_share for first in firsts}) < 2:
             return set()
@@ -207,7 +207,7 @@ class Slots:
         return {first for first in firsts if first.adapter_set not in by_set and {first.fair_share} in users}
 
     def _by_set(self) -> dict[AdapterSet, list[Sequence]]:
-        """Sequences with a slot by their sets of adapters, the set that began last behind the others."""
+        """Sequences with a slot by their sets of adapters; the set that began last comes last."""
         by_set: dict[AdapterSet, list[Sequence]] = {}
         for sequence in self.active.values():
             by_set.setdefault(sequence.adapter_set, []).append(sequence)
@@ -215,7 +215,7 @@ class Slots:
 
     @property
     def _promised_cells(self) -> int:
-        """Cells that sequences with a slot have still to fill with their prompts."""
+        """Cells that prompts of sequences with a slot have yet to fill."""
         return sum(
             sequence.uncomputed - (sequence.holding.loading_cells if sequence.holding else 0)
             for sequence in self.active.values()
@@ -226,17 +226,17 @@ class Slots:
         return self._pool.cells_needed(sequence.cache_key(cacheable)) + len(sequence.tokens) - len(cacheable)
 
     def _find_leader(self, sequence: Sequence) -> tuple[Sequence, int] | None:
-        """The sequence that computes more of this prompt than is there yet. None follows a sequence of a lower lane."""
+        """The sequence to follow, which computes more of this prompt than the cache has, and the common length."""
         if sequence.logprobs_pending or not sequence.request.cache_prompt:
             return None
         have = self._pool.match(sequence.cache_key(sequence.tokens))[1]
-        # Not of a lower lane: a question would wait for as long as the background prompt that it begins like.
+        # Not one of a lower lane: a question would wait as long as the background prompt that begins alike.
         best: tuple[Sequence, int] | None = None
         tokens, most = sequence.tokens, have + WORTH_WAITING_TOKENS - 1
         if most >= len(tokens) - 1:
             return None
         for other in self.active.values():
-            # Many sequences are compared in pairs. This tells nearly all pairs apart.
+            # One comparison tells nearly all pairs apart, and there are many.
             if len(other.tokens) <= most or other.tokens[most] != tokens[most]:
                 continue
             if not other.prefill_left or other.lane < sequence.lane or other.is_paused:
@@ -261,7 +261,7 @@ class Slots:
             is_gone = leader is None or leader.is_paused
             if not is_gone and leader is not None and leader.computed < min(followers)[0]:
                 continue
-            # Those that share a few tokens more with it, as by chance, begin with the others.
+            # Followers that share a few more tokens than these, as by chance, begin with the others.
             enough = 0 if is_gone or leader is None else leader.computed + WORTH_WAITING_TOKENS
             staying = [] if is_gone else [follower for follower in followers if follower[0] >= enough]
             for follower in followers:
@@ -278,8 +278,8 @@ class Slots:
     # Slots
 
     def admit(self, now: float) -> None:
-        """Start every sequence that can start, beside streams as many as start in `MOST_ADMIT_MS`. For one that cannot,
-        others are preempted: paused ones first, then background.
+        """Start every sequence that can start; while others decode, only those that start within `MOST_ADMIT_MS`. For
+        one that cannot start, others are preempted: paused ones first, then background ones.
         """
         began = now_ms()
         has_streams = any(sequence.status is Status.DECODING for sequence in self.active.values())
@@ -289,7 +289,7 @@ class Slots:
                 if has_streams and now_ms() - began > MOST_ADMIT_MS:
                     return
                 continue
-            # Usually no row can give way, and then the order does not matter.
+            # Usually no row can be preempted, and then the order does not matter.
             can_give_way = self._has_adapters or any(
                 sequence.is_paused or sequence.lane < 0 for sequence in self.active.values()
             )
@@ -316,7 +316,7 @@ class Slots:
                 unreadable.append(sequence.key)
         free = self._pool.free_cells
         if free < len(decoding) + len(prefilling):
-            # Only now can a preemption be needed, and only then does it matter how many cells each would free.
+            # Only now can a preemption be needed, and does it matter how many cells each would free.
             for sequence in self.active.values():
                 sequence.cells = self._pool.own_cells(sequence.holding) if sequence.holding else 0
         return State(
@@ -331,14 +331,14 @@ class Slots:
         )
 
     def preempt(self, sequence: Sequence, now: float) -> None:
-        """Take a sequence's slot. It is queued, and continues from a snapshot, or from what is left of its cells. These
-        are cache without a snapshot, which is evicted from its end: only what was evicted is computed again.
+        """Take a sequence's slot, and queue it. It continues from a snapshot, or without one from its cells: these stay
+        as cache, which is evicted from its end, so only evicted tokens are computed again.
 
-        Its reader sees a pause, and then exactly the tokens it would have seen.
+        Its reader sees a pause, and then exactly the tokens that it would have seen.
         """
         self._metrics.preemptions_total += 1
-        # `save` copies only what is small or while nothing decodes. It copied everything once: a gigabyte of KV stopped
-        # all streams for seconds, to free a slot that its cells could be cache of.
+        # Not always a snapshot (`save` copies what is small, or while nothing decodes): copying a gigabyte of KV
+        # stopped all streams for seconds, to free a slot whose cells could have stayed as cache.
         sequence.kept = self._pool.save(sequence.slot, now)
         if sequence.kept is not None:
             sequence.kept.pins += 1
@@ -346,12 +346,12 @@ class Slots:
         self._queue_again(sequence)
 
     def park(self, sequence: Sequence, now: float) -> None:
-        """Take the slot of one that decodes, until `credit` is called once its grammar is compiled again."""
+        """Take a decoding sequence's slot until its grammar is compiled again, and `credit` is called."""
         sequence.fall_behind(now, "grammar")
         self.preempt(sequence, now)
 
     def restart(self, sequence: Sequence) -> None:
-        """Queue a sequence whose computed part a failed batch has left in an unknown state: it computes all again."""
+        """Queue a sequence whose state a failed batch has lost: it is computed again from its last checkpoint."""
         self._pool.release_after_abort(sequence.slot, now_ms())
         self._queue_again(sequence)
 
@@ -359,12 +359,12 @@ class Slots:
         sequence.holding, sequence.computed = None, 0
         del self.active[sequence.key]
         sequence.change(Change.PREEMPT)
-        # A parked one is queued only when its reader has caught up.
+        # A parked one is queued again once its reader has caught up.
         if sequence.status is Status.WAITING:
             self._queue(sequence)
 
     def _find_victims(self, head: Sequence, now: float) -> list[Sequence]:
-        """Sequences to preempt for `head`: as few as will do, and none if all of them would not do."""
+        """Sequences to preempt for `head`: as few as suffice; none if even all would not suffice."""
         active = self.active.values()
         if self._has_adapters and self._sets_with(head) > MOST_SETS:
             return self._set_to_preempt(head, now)
@@ -381,14 +381,14 @@ class Slots:
         return victims if slots <= 0 and cells <= 0 else []
 
     def _yielding(self, head: Sequence, now: float) -> dict[Sequence, None]:
-        """Sequences that can be preempted for `head`, the first one first."""
+        """Sequences that can be preempted for `head`, in preemption order."""
         active = self.active.values()
         paused = [sequence for sequence in active if sequence.is_paused and now - sequence.paused_ms >= PATIENCE_MS]
         return dict.fromkeys([*paused, *gives_way(head, active, now)])
 
     def _set_to_preempt(self, head: Sequence, now: float) -> list[Sequence]:
-        """Sequences of a set of adapters that are preempted for `head`, whose set would be one too many: all can be, or
-        one client has all sets that take turns, and it is not the client of `head`.
+        """Sequences of one set of adapters, to preempt for `head`, whose set would be one too many: a set whose rows
+        all yield, or the last begun one if another client than that of `head` has all sets.
         """
         sets, yielding = list(self._by_set().values()), self._yielding(head, now)
         others = {row.fair_share for rows in sets for row in rows}
@@ -420,23 +420,23 @@ class Slots:
                 self._note_started(sequence, now)
             except Exception as error:  # noqa: BLE001  (whatever it is, it is this request's alone)
                 self.fail(sequence, error)
-        if is_loading:  # what is loaded counts as cached already
+        if is_loading:  # these tokens count as cached already
             sequence.computed = 0
 
     @property
     def loading(self) -> Sequence | None:
-        """The sequence for which `load` loads next: the oldest of the highest lane; None where there is none."""
+        """The sequence for which `load` loads next: the oldest of the highest lane; None if there is none."""
         loading = (sequence for sequence in self.active.values() if sequence.is_loading)
         return max(loading, key=lambda sequence: sequence.lane, default=None)
 
     @property
     def load_ms(self) -> float:
-        """Expected time of `load`; 0 where there is nothing to load."""
+        """Expected time of `load`; 0 if there is nothing to load."""
         sequence = self.loading
         return 0.0 if sequence is None else self._pool.load_ms(sequence.slot)
 
     def load(self) -> bool:
-        """Load the next part of a sequence's cached tokens; False where there is nothing to load."""
+        """Load the next part of a sequence's cached tokens; False if there is nothing to load."""
         sequence = self.loading
         if sequence is None:
             return False
@@ -450,7 +450,7 @@ class Slots:
         return True
 
     def start_isolated(self, sequence: Sequence, now: float) -> None:
-        """A sequence begins that is computed in a context of its own, and has no slot."""
+        """Start a reproducible sequence, which has a context of its own and no slot."""
         sequence.change(Change.START)
         sequence.account.cache = CacheUse(why="reproducible")
         self._note_started(sequence, now)
@@ -458,7 +458,7 @@ class Slots:
     def _note_started(self, sequence: Sequence, now: float) -> None:
         sequence.started_ms = now
         sequence.cached_tokens = min(sequence.computed, sequence.prompt_tokens)
-        if sequence.index == 0:  # a prompt with several answers is one
+        if sequence.index == 0:  # several answers have one prompt
             cache = self._metrics.cache
             cache.hits, cache.misses = cache.hits + (sequence.computed > 0), cache.misses + (sequence.computed == 0)
             self._metrics.prompt_tokens_total += sequence.prompt_tokens
@@ -470,13 +470,13 @@ class Slots:
     # Out
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        """End a sequence with `Finished`; one that has ended already stays as it is."""
+        """End a sequence with `Finished`; one that has ended is left as it is."""
         if sequence.status is not Status.ENDED:
             self.end(sequence, self._output.last_event(sequence, reason, now_ms()))
 
     def fail(self, sequence: Sequence, error: Exception) -> None:
-        """End a sequence whose grammar cannot be followed further, or in whose sampling or text the engine has a fault.
-        What it computed is not kept.
+        """End a sequence whose grammar cannot be followed further, or whose sampling or text raised an exception. Its
+        cells are not kept.
         """
         if not isinstance(error, UmaError):
             _log.error("request %r failed: a fault in the engine", sequence.request.id, exc_info=error)
@@ -493,7 +493,7 @@ class Slots:
             self.end(sequence, error)
 
     def abandon_all(self, error: UmaError) -> None:
-        """After a fault that ends the engine: give every reader the error, and touch nothing else."""
+        """After an exception that ends the engine: send every reader the error, and touch nothing else."""
         for sequence in self.all:
             self._outbox.add(sequence.stream, error)
             self._metrics.finished("error")
@@ -501,15 +501,15 @@ class Slots:
         self.active.clear()
 
     def end(self, sequence: Sequence, event: Finished | UmaError) -> None:
-        """Give the last event, and take back all that the sequence held."""
+        """Send the last event, and free all that the sequence holds."""
         sequence.change(Change.END)
         self.active.pop(sequence.key, None)
         self._queued.pop(sequence.key, None)
         self._unpin(sequence)
         self._give_back(sequence, event)
         self._count_end(sequence, event)
-        # The end comes behind tokens that were computed ahead; a cancel or a fault waits for nothing, nor does the
-        # end of a background stream: a program reads it, which needs all of it rather than an even pace.
+        # The end comes behind tokens that were computed ahead. A cancel or failure does not, nor the end of a
+        # background stream, whose program needs all tokens soon rather than at an even pace.
         is_whole = isinstance(event, Finished) and event.reason != "cancelled"
         is_due = is_whole and sequence.is_paced and sequence.lane >= 0
         if is_whole and sequence.has_reader and sequence.lane >= 0:
@@ -518,17 +518,17 @@ class Slots:
         reason = event.reason if isinstance(event, Finished) else event.code
         sequence.account.ends(reason, event.metrics if isinstance(event, Finished) else sequence.metrics(now_ms()))
         self._fair_shares.left(sequence.fair_share)
-        # Last of all: when the metrics show that nothing runs any more, it is counted and its cells are free.
+        # Last: metrics that show nothing running must include its end and its free cells.
         del self.all[sequence]
 
     def _give_back(self, sequence: Sequence, event: Finished | UmaError) -> None:
         if (holding := sequence.holding) is not None:
             if sequence.computed > len(sequence.tokens):
-                # Tokens of a draft that held, but behind the output's end, are no part of the text.
+                # Tokens of a draft that were accepted, but lie behind the end of the output, are no part of the text.
                 sequence.computed = len(sequence.tokens)
                 self._pool.truncate(holding, sequence.computed)
-            # Dropping the cells of a request without cache lets a repeat use the same cells. They were kept once: each
-            # repeat lay in other cells, and its sums had other last bits.
+            # Cells of a request without cache are dropped, so that a repeat gets the same cells. While they were kept,
+            # each repeat had other cells, and its sums other last bits.
             keep = isinstance(event, Finished) and sequence.request.cache_prompt
             expected, read = sequence.request.expects_more, sequence.choice.labels
             spare_from = None if read is None else read.spare_from
@@ -539,7 +539,7 @@ class Slots:
             sequence.choice.sampler = None
 
     def _count_end(self, sequence: Sequence, event: Finished | UmaError) -> None:
-        if sequence.index:  # it is its request that is counted
+        if sequence.index:  # a request is counted once
             return
         reason = event.reason if isinstance(event, Finished) else "error"
         if sequence.started_ms and reason in ("stop", "length"):
@@ -553,7 +553,7 @@ class Slots:
 
 
 def _cache_use(sequence: Sequence, known: int, *, differs: bool) -> CacheUse:
-    """What a prompt has of the cache that is begun now: of it, `known` tokens are somewhere (`KvPool.nearest`)."""
+    """Cache use of a prompt that starts: `known` of its tokens are cached or running somewhere (`KvPool.nearest`)."""
     cached, whole = sequence.computed, sequence.prompt_tokens - LAST_TOKENS
     tier = sequence.holding.tier.value if sequence.holding is not None and cached else ""
     if len(sequence.cacheable_tokens) < len(sequence.tokens):

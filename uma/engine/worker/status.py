@@ -1,7 +1,7 @@
 """The states of a sequence, and the events that lead from one to another: one table, `TRANSITIONS`.
 
-An event that the table does not name for a state raises `IllegalTransitionError`: no sequence can have a slot twice, or
-be given tokens after its end.
+An event that the table does not name for a state raises `IllegalTransitionError`, so that no sequence gets two slots,
+or tokens after its end.
 """
 
 from __future__ import annotations
@@ -10,35 +10,35 @@ from enum import Enum, auto
 
 
 class Status(Enum):
-    """Where a sequence is in its life. It holds a slot (a sequence id, KV cells) in the three middle states only."""
+    """State of a sequence. It has a slot (a sequence id and KV cells) only in the three in the middle."""
 
     WAITING = auto()
     """Queued for a slot."""
     FOLLOWING = auto()
     """Queued; another sequence is computing a prefix that it will share."""
     PREFILLING = auto()
-    """Has a slot; tokens are computed whose successor is known."""
+    """Has a slot; computes tokens that are known already."""
     DECODING = auto()
-    """Has a slot; each step computes what it sampled last and samples the next."""
+    """Has a slot; each step computes the last sampled token, and samples the next."""
     PAUSED = auto()
     """Has a slot; its reader has used up the credit window (backpressure), so it takes no part in batches."""
     PARKED = auto()
     """Preempted while paused; it is queued again once its reader has caught up."""
     ENDED = auto()
-    """The last event is out."""
+    """The last event has been sent."""
 
 
 class Change(Enum):
     """What happens to a sequence."""
 
     FOLLOW = auto()
-    """Another sequence turned out to be computing its prefix."""
+    """The sequence begins to wait for a prefix that another one computes."""
     UNFOLLOW = auto()
-    """That prefix is there, or will never be."""
+    """That prefix is computed, or will never be."""
     START = auto()
-    """A slot was given; some of its tokens are still to be computed."""
+    """The sequence got a slot; some of its tokens have yet to be computed."""
     RESTORE = auto()
-    """A slot was given in which all but its last sampled token are computed already."""
+    """The sequence got a slot in which all but its last sampled token are computed."""
     PREFILLED = auto()
     """The last of its known tokens was computed, so the next can be sampled."""
     FALL_BEHIND = auto()
@@ -46,7 +46,7 @@ class Change(Enum):
     CATCH_UP = auto()
     """The reader has credit again."""
     PREEMPT = auto()
-    """The slot was taken for another sequence, or to a failed batch that could not be undone."""
+    """The slot was taken for another sequence, or because a failed batch could not be undone."""
     END = auto()
     """Finished, cancelled or failed."""
 
@@ -89,4 +89,4 @@ HAS_SLOT = frozenset({Status.PREFILLING, Status.DECODING, Status.PAUSED})
 
 
 class IllegalTransitionError(RuntimeError):
-    """A sequence met an event that its state does not know: a fault of the engine."""
+    """A sequence met an event that its state does not allow: a fault of the engine."""
