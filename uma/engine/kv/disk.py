@@ -1,9 +1,9 @@
-"""The third tier: snapshots as files, so that a restarted server need not compute again what it once knew.
+"""The third tier: snapshots as files, so that a restarted server need not compute them again.
 
-The decode thread's snapshots wait in a queue to be written; where the disk is slower than they come, those that wait
-longest are dropped, and counted: the newer ones are of conversations that are more likely to go on.
-A file is tied to the model, the context's parameters and the llama.cpp it was made with, and checksummed; one that
-differs in anything is ignored with a log line. Files are written and read in threads, never by the decode thread.
+The decode thread's snapshots wait in a queue to be written. If the disk is slower than they come, the oldest are
+dropped, and counted: newer ones belong to conversations that are more likely to go on. A file is tied to the model, the
+context's parameters and the llama.cpp that made it, and has a checksum; a file that differs in any of them is ignored
+with a log line. Files are written and read in threads, never by the decode thread.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ SUFFIX = ".umakv"
 PART_SUFFIX = ".umakv-part"
 """Suffix of a file that is still being written."""
 PART_AGE_SEC = 3600.0
-"""Minimum time without a change after which a part counts as left behind; another server can be writing a younger
-one."""
+"""Minimum time (s) without a change after which a partial file counts as abandoned; a younger one can be in use by
+another server."""
 HEADER_BYTES = 4096
 """Maximum size of a file beyond its snapshot."""
 MAX_QUEUED_BYTES = 256 * 2**20
-"""Maximum size of the snapshots that wait to be written; one can wait however large it is. They take memory beside the
-memory tier: where that is smaller, its size is the bound."""
+"""Maximum size of the snapshots that wait to be written; a single one can wait whatever its size. This memory comes on
+top of the memory tier: where that is smaller, its size is the bound."""
 
 
 @attrs.define(eq=False)
 class _File:
-    """A file in our folder: a snapshot, perhaps of another model or made with another llama.cpp."""
+    """A file in this folder: a snapshot, possibly of another model or made by another llama.cpp."""
 
     path: Path
     size_bytes: int
@@ -71,7 +71,7 @@ class _UsableFile(_File):
     snapshot: weakref.ref[Snapshot] | None = None
     """Snapshot in memory, for as long as the decode thread keeps it."""
     reading: trio.Lock = attrs.field(factory=trio.Lock)
-    """Held by the task that reads the file, so that requests which need it meanwhile wait for that one read."""
+    """Held by the task that reads the file: requests that need it at the same time wait for that one read."""
 
     def usable(self, common: int) -> int:
         """See `Snapshot.usable`."""
@@ -83,14 +83,13 @@ class _UsableFile(_File):
 
 
 class DiskTier:
-    """Snapshots in `FOLDER` in a folder, up to `capacity_bytes`; the file that was used longest ago is evicted first.
+    """Snapshots in `FOLDER` within a folder, up to `capacity_bytes`; the file used longest ago is evicted first.
 
-    All files there count, also those of other models and other versions of llama.cpp, and are evicted alike. Several
-    servers can share the folder: each looks at it again after every file that it writes, so the bound is that of all
-    files, exceeded at most by those that are written at that moment.
-    `identity` is everything a snapshot depends on; what is larger than `most_read_bytes` has no place in memory and is
-    never read. Belongs to the Trio thread.
-    Raises `ConfigError` where the folder cannot be used.
+    All files there count, also those of other models and llama.cpp versions, and are evicted alike. Several servers can
+    share the folder: each lists it again after every file that it writes, so the bound is on all files, exceeded at
+    most by those being written. `identity` is everything a snapshot depends on. A file larger than `most_read_bytes`
+    does not fit into memory and is never read. Belongs to the Trio thread. Raises `ConfigError` if the folder cannot be
+    used.
     """
 
     def __init__(
@@ -101,7 +100,7 @@ class DiskTier:
         most_read_bytes: int,
         adapter_keys: Sequence[str] = ("",),
     ) -> None:
-        """`adapter_keys`: what a file says of each set of LoRA adapters, by its number; others have no files."""
+        """`adapter_keys` names each set of LoRA adapters in files, by its number; other sets have no files."""
         self._adapter_keys = adapter_keys
         self._folder = made_folder(folder)
         self._identity = identity
@@ -121,11 +120,11 @@ class DiskTier:
         self._is_closed = False
 
     async def open(self) -> None:
-        """Read what the folder holds: the headers only."""
+        """Read the headers of the files in the folder."""
         await self._look()
 
     def enqueue(self, snapshot: Snapshot) -> None:
-        """Queue a snapshot to be written; the oldest are dropped until the rest is within the bound."""
+        """Queue a snapshot to be written; the oldest are dropped until the queue is within its bound."""
         is_named = set_of(snapshot.tokens) < len(self._adapter_keys)
         if not is_named or snapshot.size_bytes + HEADER_BYTES > self._capacity_bytes:
             self._drop(snapshot)
@@ -162,11 +161,11 @@ class DiskTier:
         self._has_work.ring()
 
     def offers(self, tokens: array[int]) -> bool:
-        """Whether a file here can be worth reading for `tokens`, that is not in memory anyway."""
+        """Whether a file that is not in memory anyway could be worth reading for `tokens`."""
         return self._find(tokens, 0) is not None
 
     async def fetch(self, tokens: array[int], known_tokens: int) -> Snapshot | None:
-        """The snapshot on disk that saves most of `tokens`; None where none saves clearly more than `known_tokens`."""
+        """The snapshot on disk that saves most of `tokens`; None if none saves clearly more than `known_tokens`."""
         entry = self._find(tokens, known_tokens)
         if entry is None:
             return None
@@ -185,11 +184,11 @@ class DiskTier:
         if found is None or found[1] < known_tokens + LEAST_GAIN_TOKENS:
             return None
         entry = found[0]
-        entry.used_at = time.time()  # even where memory holds it too: it is what a restart will need
+        entry.used_at = time.time()  # also if memory holds it: after a restart it will be needed
         return None if entry.is_loaded or entry.size_bytes > self._most_read_bytes else entry
 
     async def write(self, snapshot: Snapshot) -> None:
-        """Keep a snapshot. A full disk or a lost folder is a log line, not an error: it is a cache."""
+        """Write a snapshot. A full disk or a lost folder is a log line, not an error: it is a cache."""
         if self._entries.get(snapshot.tokens) is not None:
             return
         try:
@@ -198,14 +197,14 @@ class DiskTier:
         except OSError as error:
             _log.warning("cache_dir: a snapshot could not be written: %s", error)
             return
-        # A longer snapshot serves wherever a shorter one does, or nearly so.
+        # A longer snapshot serves wherever a shorter one does, except for a few tokens.
         for entry, size in list(self._entries.beginnings(snapshot.tokens)):
             if size < len(snapshot.tokens) and snapshot.serves_for(size):
                 self._remove(entry)
 
     async def _look(self, *written: _UsableFile) -> None:
-        """Take in what was `written` here, and what other servers have written, used and removed; then those used
-        longest ago are evicted until all fit.
+        """Take in what was `written` here, and what other servers have written, used and removed; then evict the files
+        used longest ago until all fit.
         """
         known = {**self._files, **{file.path: file for file in written}}
         found = await trio.to_thread.run_sync(self._listed, known.keys(), abandon_on_cancel=True)
@@ -223,8 +222,8 @@ class DiskTier:
     def _keep(self, file: _File) -> None:
         if (old := self._files.pop(file.path, None)) is not None:
             self.size_bytes -= old.size_bytes
-        # Another server can have written the same tokens as another file (other threads: other last bits). The index
-        # knows one file for each run of tokens, so a second one could never be found again.
+        # Another server can have written the same tokens as a second file (other threads: other last bits). The index
+        # has one file for each run of tokens, so the second could never be found.
         if isinstance(file, _UsableFile) and (same := self._entries.get(file.tokens)) not in (None, old):
             self._remove(same)
         self._files[file.path] = file
@@ -247,7 +246,7 @@ class DiskTier:
             _log.warning("cache_dir: %s could not be removed: %s", file.path, error)
 
     def _listed(self, known: Collection[Path]) -> dict[Path, _File]:
-        """What the folder holds, without the headers of what is known. What is no plain file of ours stays as it is."""
+        """Files in the folder; headers of known ones are not read. Anything but a plain snapshot file is left alone."""
         found: dict[Path, _File] = {}
         for path in self._folder.iterdir():
             try:
@@ -280,7 +279,7 @@ class DiskTier:
             _log.warning("cache_dir: %s is ignored: it is no snapshot (%s)", path, error)
             return None
         if differs:
-            level = logging.DEBUG if "model" in differs else logging.INFO  # models have one folder together
+            level = logging.DEBUG if "model" in differs else logging.INFO  # models share one folder
             _log.log(level, "cache_dir: %s is ignored: another %s", path, ", ".join(differs))
             return None
         tokens = keyed(tokens, self._adapter_keys.index(adapters), adapted_from)
@@ -333,9 +332,8 @@ class DiskTier:
         header["checksum"] = _checksum(header, tokens, (*snapshot.parts, *checkpoints))
         encoded = orjson.dumps(header)
         path = self._folder / f"{header['checksum']}{SUFFIX}"
-        # Written aside and renamed: what this process has not written whole is never found. When the machine stops,
-        # data can be missing behind the new name; then the checksum differs. To wait for the disk would gain a cache
-        # nothing.
+        # Written aside and renamed, so that a partial file is never found. After a power failure data can be missing
+        # behind the new name; then the checksum differs. Waiting for the disk (fsync) would gain a cache nothing.
         with tempfile.NamedTemporaryFile(dir=self._folder, suffix=PART_SUFFIX, delete=False) as file:
             try:
                 for piece in (MAGIC, len(encoded).to_bytes(8, "little"), encoded, tokens):
@@ -353,8 +351,8 @@ class DiskTier:
 
 
 def made_folder(folder: Path) -> Path:
-    """The folder of snapshots in one that the user names, for this user alone. Raises `ConfigError` where it cannot be
-    used.
+    """Make the folder of snapshots within the one that the user names, private to the user. Raises `ConfigError` if it
+    cannot be used.
     """
     folder = folder / FOLDER
     try:
@@ -390,10 +388,10 @@ def _checked_sizes(sizes: list[int], most: int) -> list[int]:
 
 
 def _checksum(header: dict[str, Any], tokens: array[int], parts: Iterable[bytes]) -> str:
-    """Checksum of all of a file that is interpreted: its header's other fields, tokens and states.
+    """Checksum of everything in a file that is interpreted: the header's other fields, tokens and states.
 
-    Against damage, not against forgery: who can write the folder is this user. A conversation that comes back waits
-    for it, and a cryptographic one takes as long as all else that is read.
+    Against damage, not forgery: only this user can write the folder. A returning conversation waits for it, and a
+    cryptographic hash would take as long as all the other reading.
     """
     fields = {name: value for name, value in header.items() if name != "checksum"}
     digest = xxhash.xxh3_128(orjson.dumps(fields, option=orjson.OPT_SORT_KEYS))

@@ -1,7 +1,7 @@
-"""What an engine holds as KV events of whole blocks: numbered, replayable, for routers.
+"""KV events of whole blocks: numbered, and replayable, for routers.
 
-The ledger turns runs of tokens into blocks where they change, on the decode thread. The feed numbers the events and
-keeps them for subscribers, on the Trio thread.
+The ledger turns changed runs of tokens into blocks, on the decode thread. The feed numbers the events, and keeps them
+for subscribers, on the Trio thread.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from uma.engine.kv.adapter_keys import keyed, place_of, plain
 from uma.engine.kv.events import Run, Tier
 
 TIERS = (Tier.CELLS, Tier.MEMORY)
-"""Tiers that report: a prefix is at hand there at once."""
+"""Tiers that report: their prefixes can be used at once."""
 
 
 @attrs.define
 class _Held:
-    """A block that is held: its name, and how often by each of `TIERS`."""
+    """A block that is held: its name, and the number of times that each of `TIERS` holds it."""
 
     name: int
     counts: list[int] = attrs.field(factory=lambda: [0] * len(TIERS))
 
 
 class BlockLedger:
-    """A `KvListener` that reports a block when its first holder gets it and when its last one gives it up.
+    """A `KvListener` that reports a block when it is held for the first time, and when its last holder drops it.
 
-    Belongs to the decode thread; `report` is called on it, and must return at once. The first `skip` tokens of each
-    sequence count for no block: a frontend does not see the beginning of text that is put before its tokens.
+    Belongs to the decode thread, on which `report` is called, and must return at once. The first `skip` tokens of each
+    sequence are in no block: they are put before the tokens that a frontend sees.
     """
 
     def __init__(
@@ -47,8 +47,8 @@ class BlockLedger:
         self._name = BLOCK_HASHES[algorithm]
         self._report = report
         self._held: dict[bytes, _Held] = {}
-        """Blocks by a digest of all tokens up to their end: finding a block costs one pass of a fast hash over its
-        prefix, where walking the chain of names would hash each block of it again."""
+        """Blocks by a digest of all tokens up to their end: one pass of a fast hash over the prefix finds a block,
+        where the chain of names would have to be hashed block by block."""
 
     def stored(self, tier: Tier, run: Run) -> None:
         """See `KvListener`."""
@@ -93,11 +93,11 @@ class BlockLedger:
         if not self._held:
             self._report(AllBlocksCleared())
         elif gone:
-            # A block is entered after its parent, so backwards no child outlives its parent.
+            # Blocks are in the order in which they were stored, so in reverse no child outlives its parent.
             self._report(BlockRemoved(block_hashes=tuple(reversed(gone))))
 
     def _report_stored(self, tokens: Sequence[int], first: int, data: memoryview, names: list[int]) -> None:
-        # A prefix is held from its beginning on, so the new blocks are one chain up to the run's end.
+        # A prefix is held from its first token on, so the new blocks are one chain up to the end of the run.
         begin, (number, at) = first - self._size, place_of(tokens)
         parent = self._held[_digest(data, begin)].name if begin else None
         # Blocks before an aLoRA begins are the base model's.
@@ -117,18 +117,18 @@ class BlockLedger:
             begin, parent = begin + len(part) * self._size, part[-1]
 
     def _counted(self, run: Run) -> array[int]:
-        """Tokens of a run's sequence that count, `keyed` as it is."""
+        """Tokens of a run's sequence that blocks consist of, `keyed` like the sequence."""
         tokens = run.tokens()
         number, at = place_of(tokens) if self._skip else (0, 0)
         tokens = tokens[self._skip :]
         return keyed(tokens, number) if number and at < self._skip and tokens[0] >= 0 else tokens
 
     def _completes_none(self, run: Run) -> bool:
-        """Whether no block ends in `run`: so it is for most decoded tokens, and each of them is asked about."""
+        """Whether no block ends in `run`, as for most decoded tokens: a fast check."""
         return (run.end - self._skip) // self._size <= max(0, run.start - self._skip) // self._size
 
     def _ends_in(self, run: Run) -> range:
-        """The ends of the blocks whose last token is in `run`."""
+        """Ends of the blocks whose last tokens are in `run`."""
         start, end = max(0, run.start - self._skip), run.end - self._skip
         return range((start // self._size + 1) * self._size, end + 1, self._size)
 
@@ -140,8 +140,8 @@ def _digest(data: memoryview, tokens: int) -> bytes:
 class KvFeed:
     """An engine's KV events, for any number of subscribers.
 
-    Whatever a subscriber has read, what it knows is what the engine held at one moment: the first events, which list
-    what is held when the feed begins, are given all at once. Belongs to the Trio thread; `post` and `begin` to the
+    What a subscriber has read describes the engine at one moment: the first events, which list what is held when the
+    feed begins, are given all at once. Belongs to the Trio thread, except `post` and `begin`, which belong to the
     decode thread.
     """
 
@@ -154,15 +154,15 @@ class KvFeed:
         self.log = EventLog()
 
     def post(self, item: KvEvent | Callable[[], None]) -> None:
-        """Hand an event over, or a function that is called, on the Trio thread, when the log has every event that was
-        posted before, and none after. Never waits.
+        """Pass on an event, or a function that the Trio thread calls when the log has exactly the events posted before
+        it. Never waits.
         """
         self._posted.append(item)
         if self._has_begun:
             self._call(self._take)
 
     def begin(self) -> None:
-        """All that is held was reported: from here on events reach the log."""
+        """Called when all that is held was reported: from now on events reach the log."""
         self._has_begun = True
         self._call(self._take)
 
@@ -184,9 +184,9 @@ class KvFeed:
             self.log.append(event)
 
     async def changes(self, after: int = 0) -> CatchUp:
-        """All changes after event number `after`, waiting for one if there is none yet.
+        """All changes after event number `after`; waits for one if there is none yet.
 
-        A subscriber that asks less often than the log is long gets a snapshot instead of what it missed.
+        A subscriber that has missed more events than the log keeps gets a snapshot instead.
         """
         while self.log.sequence == after:
             await self._arrived.park()

@@ -1,18 +1,18 @@
-"""Kinds of memory that llama.cpp keeps of sequences, and what can be done with the cells of each.
+"""Kinds of memory that llama.cpp has for sequences, and what each can do with its cells.
 
-| kind | models | a sequence can be cut, and another begin with it |
+| kind | models | where a sequence can be cut, and another resume |
 | --- | --- | --- |
 | `Attention` | with keys and values of every token | behind any token |
-| `GuardedWindow` | with sliding windows, in one buffer | the same, where the window before that token is whole |
-| `Checkpointed` | with recurrent states, and small windows | where a sequence ends, and where a checkpoint was taken |
+| `GuardedWindow` | with sliding windows, in one buffer | the same, if the window before that token is complete |
+| `Checkpointed` | with recurrent states, and small windows | at ends of sequences, and at checkpoints |
 
-None is cut inside of a picture. `memory_kind` chooses one when a context is made; what differs by kind is asked of that
-object. In one buffer (unified KV) several ids hold the same cells. With a buffer for each id (split KV) a copy goes
-through a state, which is there at once. llama.cpp's own copy between buffers is made with the next batch: over whatever
-is done with the cells until then.
+None is cut inside of a picture. `memory_kind` chooses the kind when a context is made; whatever differs by kind is a
+method of that object. In one buffer (unified KV) several ids can hold the same cells. With a buffer for each id (split
+KV) a copy goes through a state, which is there at once. Not through llama.cpp's own copy between buffers: it happens
+with the next batch, and overwrites whatever was done with the cells until then.
 
-Positions come with each `Prefix`, which is made of the tokens themselves: with M-RoPE a picture has fewer positions
-than tokens. Kept beside the ids, they were once those of another request's pictures.
+Positions come from a `Prefix`, which is made of the tokens: with M-RoPE a picture has fewer positions than tokens. Not
+from a table by id: it once had the positions of another request's pictures.
 """
 
 from __future__ import annotations
@@ -29,36 +29,36 @@ from uma.llama.backend import MAX_SEQUENCES
 from uma.llama.context import Context
 
 PLENTY = 2**31 - 1
-"""Number of cells that never run short."""
+"""Number of cells of memory that never runs short."""
 GUARD_SHARE = 4
-"""Part of a window by which a guard may lag behind: a call for each token would cost more than it has to."""
+"""Divisor of the window that gives the cells a guard can lag behind: a call for each token would cost too much."""
 CHUNKED = ("llama4",)
-"""Architectures whose window does not slide but restarts, so that all cells before it leave it at once."""
+"""Architectures whose window does not slide but restarts: all cells before it leave it at once."""
 
 
 class Attention:
-    """Sequence ids of a context, and the cells that they hold: `prefix_tree.Cells`. Belongs to the decode thread."""
+    """Sequence ids of a context, and the cells they hold: `prefix_tree.Cells`. Belongs to the decode thread."""
 
     can_be_cut: ClassVar[bool] = True
-    """Whether a sequence can be cut, and another begin, behind any token."""
+    """Whether a sequence can be cut, and another resume, behind any token."""
     survives_abort: bool = True
-    """Whether what a batch that was broken off has left can be cut off its sequences. Recurrent states are changed in
-    place, and llama.cpp moves those of sequences that are not in the batch to compute it."""
+    """Whether the remains of an aborted batch can be cut off its sequences. Not with recurrent states: they change in
+    place, and llama.cpp also moves states of sequences outside of the batch."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self.is_split = not context.params.kv_unified
-        """Whether each id has a buffer of its own: a batch must hold sequences in the order of their ids then, or be
-        computed in pieces."""
+        """Whether each id has a buffer of its own: sequences of a batch must then be in the order of their ids, or it
+        is computed in pieces."""
         self.total = PLENTY if self.is_split else context.n_ctx
         """Cells that all sequences share; with a buffer for each they never run short."""
         self.max_seq_cells = context.n_ctx_seq
         """Maximum cells of one sequence."""
         self._free_ids = list(range(context.n_sequences))
         self._scratch: int | None = None
-        """Id that holds cells only while a part of a state passes through it; None where sequences need all ids."""
-        # (Where sequences need all ids, parts pass through a free one, or wait: `can_load`. Tried in vain, a snapshot
-        # evicted cache for each request that began like it.)
+        """Id through which parts of a state pass; None where sequences need all ids."""
+        # (Where sequences need all ids, parts pass through a free one, or wait: see `can_load`. Without that check a
+        # snapshot that could not be loaded evicted cache for each request with its prefix.)
         if self.can_be_cut and not self.is_split and 1 < context.n_sequences < MAX_SEQUENCES:
             self._scratch = self._free_ids.pop()
         self._n_ids = len(self._free_ids)
@@ -67,30 +67,30 @@ class Attention:
 
     @property
     def used_ids(self) -> int:
-        """Sequence ids taken."""
+        """Number of sequence ids taken."""
         return self._n_ids - len(self._free_ids)
 
     @property
     def lowest_free_id(self) -> int | None:
-        """The id that `take_id` would give; None where all are taken."""
+        """Id that `take_id` would return; None if all are taken."""
         return self._free_ids[0] if self._free_ids else None
 
     def take_id(self) -> int:
-        """The lowest free id."""
+        """Take the lowest free id."""
         return heapq.heappop(self._free_ids)
 
     def free(self, seq_id: int) -> None:
-        """Drop all that an id holds, and give it back."""
+        """Empty an id, and return it."""
         self._empty(seq_id)
         heapq.heappush(self._free_ids, seq_id)
 
     def _empty(self, seq_id: int) -> None:
         self._context.seq_rm(seq_id)
 
-    # Where sequences begin and end
+    # Where sequences resume, and are cut
 
     def resume_point(self, tokens: array[int], match: Match) -> tuple[Node, int]:
-        """Node and length of the longest prefix of `tokens` behind which a sequence can begin; never all of them, since
+        """Node and length of the longest prefix of `tokens` at which a sequence can resume; never all of them, because
         the last gives the logits.
         """
         node, length = match.node, outside(tokens, min(match.length, len(tokens) - 1))
@@ -99,16 +99,16 @@ class Attention:
         return node, length
 
     def end_before(self, node: Node, length: int) -> tuple[Node, int]:
-        """Node and length of the longest path to which an id that ends in `node` can be cut: of at most `length` tokens
-        and no shorter than the path to the node above.
+        """Node and length to which an id that ends in `node` can be cut: at most `length` tokens, and at least the path
+        to the node above.
         """
         assert node.parent is not None
         keep = outside(node.tokens, max(0, length - node.start))
         return (node, node.start + keep) if keep > 0 else (node.parent, node.start)
 
     def can_resume_at(self, seq_id: int, position: int) -> bool:
-        """Whether a sequence that goes on at this position, or another that shares what is before it, would compute
-        what it should: all that layers with a window attend to is there, and a state is that of the token before.
+        """Whether a sequence that continues at this position, or shares what is before it, would compute correctly:
+        windows before it are complete, and a recurrent state is that of the token before.
         """
         return True
 
@@ -132,16 +132,16 @@ class Attention:
         return self._context.seq_rm(seq_id, prefix.position, -1)
 
     def cut_last(self, seq_id: int, prefix: Prefix) -> None:
-        """Cut tokens of the batch just computed off a sequence: a draft's, at most `Context.rolled_back` of them where
-        it has a state.
+        """Cut tokens of a draft, of the batch just computed, off a sequence; if it has a state, at most
+        `Context.rolled_back`.
 
-        Of an older batch llama.cpp says that it has cut a state, too, and has not; nor where a later piece (ubatch) of
-        the same batch has moved it. So a batch of drafts has one piece (`ModelRunner.verify`).
+        llama.cpp reports success, but does not cut a state, for an older batch, and where a later ubatch of the same
+        batch has moved the state. So a batch of drafts is one ubatch (`ModelRunner.verify`).
         """
         self._context.seq_rm(seq_id, prefix.position, -1)
 
     def grown(self, seq_id: int, length: int) -> None:
-        """A batch has given a sequence so many cells."""
+        """Note that a batch has given a sequence so many cells."""
 
     # Checkpoints
 
@@ -150,28 +150,28 @@ class Attention:
         return self._context.part_size(seq_id)
 
     def checkpoint(self, seq_id: int) -> bytes:
-        """Checkpoint of a sequence's end: with it another sequence, or this one later, can go on there."""
+        """Checkpoint of a sequence's end, from which another sequence, or later this one, can resume there."""
         return self._context.part_get(seq_id)
 
-    # States: what snapshots are made of
+    # States, of which snapshots consist
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of a state for each token, beside what it takes whatever its length; at least 1."""
+        """Bytes of a state for each token, without those of any length; at least 1."""
         params = self._context.params
         return max(1, self._context.model.shape.bytes_per_token(params.cache_type_k, params.cache_type_v))
 
     def state_size(self, tokens: int) -> int:
-        """Bytes of the state of so many tokens, as the model's shape lets expect."""
+        """Expected bytes of the state of so many tokens, by the model's shape."""
         return tokens * self.bytes_per_token + self._context.model.shape.state_bytes
 
     @property
     def _part_tokens(self) -> int:
-        """Positions of a part of a state: as many as are copied in some 10 ms."""
+        """Positions in one part of a state: as many as are copied in some 10 ms."""
         return max(1, MOST_COPY_BYTES // self.bytes_per_token)
 
     def states(self, seq_id: int) -> Iterator[bytes]:
-        """Copies of all that a sequence holds, in parts, one after the other. Batches may come between two."""
+        """Copy all that a sequence holds, part by part. Batches can run between two parts."""
         if self._scratch is None:
             yield self._context.state_get(seq_id)
             return
@@ -182,21 +182,21 @@ class Attention:
             yield part
 
     def can_load(self, parts: Sequence[bytes]) -> bool:
-        """Whether a state's parts have an id to pass through now, beside the one that `load` puts them into."""
+        """Whether there is an id through which the parts of a state can pass, beside the one to load."""
         return len(parts) == 1 or self._scratch is not None or len(self._free_ids) > 1
 
     def load(self, seq_id: int, parts: Sequence[bytes]) -> Generator[int, None, None]:
-        """Put a state's parts into an empty sequence, one with each step: the bytes of that part, or 0 where it does
-        not fit. What the sequence holds then is not known. Batches may come between two. Several parts need `can_load`,
-        asked before the sequence took its id.
+        """Load parts of a state into an empty sequence, one with each step: yields the part's bytes, or 0 if it does
+        not fit, which leaves the sequence in an unknown state. Batches can run between two parts. With several parts
+        `can_load` must be true before the sequence takes its id.
         """
         if self._scratch is None and len(parts) > 1 and not self._free_ids:
-            yield 0  # others have begun since `can_load` was asked
+            yield 0  # others have taken ids since `can_load` was checked
             return
         passage = self.take_id() if self._scratch is None and len(parts) > 1 else self._scratch
         try:
             for part in parts:
-                # The first of all as it is: where there is one part alone no other id is needed.
+                # The first part goes in directly: a single part needs no second id.
                 through = seq_id if part is parts[0] or passage is None else passage
                 is_there = self._context.state_set(through, part)
                 if through != seq_id:
@@ -213,7 +213,7 @@ class GuardedWindow(Attention):
     """Cells of a model with sliding windows, all of which stay as long as a sequence holds them.
 
     llama.cpp gives a cell that has left its sequence's window to any sequence that needs one (`find_slot` in
-    llama-kv-cache.cpp), and with it goes all that is before it in the sequence. But never a cell that two ids hold. So
+    llama-kv-cache.cpp), and everything before it in its sequence is then lost. But never a cell that two ids hold. So
     each id has a guard, in the upper half of the ids, that holds its cells too.
     """
 
@@ -225,7 +225,7 @@ class GuardedWindow(Attention):
         """Number of cells of each id that its guard holds too."""
 
     def resume_point(self, tokens: array[int], match: Match) -> tuple[Node, int]:
-        """See `Attention`. Where the window is not whole, all is read again."""
+        """See `Attention`. If the window is incomplete, everything is computed again."""
         node, length = super().resume_point(tokens, match)
         if length and not self.can_resume_at(node.any_id(), position_in(tokens, length)):
             return list(node.path())[-1], 0
@@ -243,7 +243,7 @@ class GuardedWindow(Attention):
         return True
 
     def grown(self, seq_id: int, length: int) -> None:
-        """See `Attention`: the guard holds the cells that may soon leave the window."""
+        """See `Attention`. The guard takes the cells that may soon leave the window."""
         if length - self._guarded[seq_id] >= self._stride:
             end = min(length, self._context.seq_pos_max(seq_id) + 1)  # positions, of which M-RoPE has fewer than tokens
             self._context.seq_cp(seq_id, self._guard(seq_id), self._guarded[seq_id], end)
@@ -267,8 +267,8 @@ class GuardedWindow(Attention):
 
 
 class Checkpointed(Attention):
-    """Cells of a model whose sequences have more than cells: a recurrent state, of which there is only that of its
-    end, or a small window of its own, in which older tokens are overwritten.
+    """Cells of models whose sequences have more than cells: a recurrent state, which exists only for the end, or a
+    small window of its own, whose older tokens are overwritten.
     """
 
     can_be_cut = False
@@ -277,15 +277,15 @@ class Checkpointed(Attention):
         super().__init__(context)
         self._window = None if context.model.shape.has_states else Window(context)
         self.survives_abort = self._window is not None
-        # A window that ids share would never be free again. And where llama.cpp keeps states of a batch's last tokens,
-        # so that a draft can be cut off, it puts the right one in its place with a batch to come: another id that
-        # shares it would have the wrong one.
+        # Cells of a window that ids share would never become free. And if llama.cpp keeps states of a batch's last
+        # tokens, so that a draft can be cut off, it selects one only with the next batch: another id that shares them
+        # would get the wrong one.
         self._copies_part = self._window is not None or context.rolled_back > 0
 
     def resume_point(self, tokens: array[int], match: Match) -> tuple[Node, int]:
         """See `Attention`."""
         node = match.end
-        while outside(tokens, node.end) < node.end:  # a sequence that is read has come to there
+        while outside(tokens, node.end) < node.end:  # a sequence that is being read ends inside of a picture
             assert node.parent is not None
             node = next(above for above in node.parent.path() if above.parent is None or above.is_end)
         return node, node.end
@@ -316,7 +316,7 @@ class Checkpointed(Attention):
 
 
 class Window:
-    """Cells that layers with a sliding window attend to."""
+    """Sliding window of a context's layers."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -325,22 +325,22 @@ class Window:
 
     @property
     def guard_stride(self) -> int:
-        """Cells that a guard may lack at a sequence's end: they are inside its window."""
+        """Maximum cells at a sequence's end that its guard can lack: they are within the window."""
         return 1 if self._is_chunked else max(1, self.tokens // GUARD_SHARE)
 
     def is_whole(self, seq_id: int, position: int) -> bool:
-        """Whether all is there that a token at this position attends to."""
+        """Whether all cells that a token at this position attends to are there."""
         first = position // self.tokens * self.tokens if self._is_chunked else position - self.tokens + 1
         return self._context.seq_pos_min(seq_id) <= max(0, first)
 
 
 def memory_kind(context: Context) -> Attention:
-    """The kind of a context's memory."""
+    """Memory of a context, by its kind."""
     return kind_of(context)(context)
 
 
 def kind_of(context: Context) -> type[Attention]:
-    """The class of a context's memory."""
+    """Kind of a context's memory."""
     if context.params.guards_window:
         return GuardedWindow
     return Attention if context.model.shape.memory == "attention" else Checkpointed

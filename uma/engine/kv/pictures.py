@@ -1,10 +1,10 @@
-"""Pictures among tokens: each is a run of ids below zero, which are made of its hash.
+"""Pictures among tokens: each is a run of ids below zero, made of its hash.
 
-So the tree of prefixes, the snapshots and the comparison of prompts know pictures as they know text, and two pictures
-that take as many tokens are told apart. The last id of a run says how long it is and by how much positions rise over
-it: with M-RoPE that is less than its tokens, so a token's position is not its index. There all of a picture's tokens
-have one position for llama.cpp, which can cut it nowhere: it is several runs, so that it is read in parts, of which the
-last has all positions and those before say that it goes on. Pure.
+So the prefix tree, the snapshots and comparisons treat pictures as text, and tell pictures of equal size apart. The
+last id of a run contains its length and its number of positions: with M-RoPE it has fewer positions than tokens, so a
+token's position is not its index. Then all tokens of a picture have one position for llama.cpp, which cannot cut it.
+Such a picture is several runs, so that it is read in parts: the last has all positions, and the others are marked as
+going on. Pure.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import attrs
 import numpy as np
 
 LEAST_TOKENS = 4
-"""Minimum tokens of a picture: those before the last hold its hash, 29 bits each."""
+"""Minimum tokens of a picture: all but the last contain its hash, 29 bits each."""
 MAX_TOKENS, MAX_POSITIONS = 2**15 - 1, 2**14 - 1
-"""Maximum that the last id of a run can say."""
+"""Maximum that the last id of a run can contain."""
 
 _HIGHEST = -2
-"""The highest id; -1 is llama.cpp's word for none."""
+"""The highest id; -1 is llama.cpp's null token."""
 _HASH_BITS = 29
 _IS_LAST = 1 << _HASH_BITS
 _GOES_ON = 1 << _HASH_BITS + 1
@@ -31,7 +31,7 @@ _POSITION_BITS = 14
 
 @attrs.frozen
 class PictureRun:
-    """A picture's place in a prompt."""
+    """Place of a picture in a prompt."""
 
     start: int
     end: int
@@ -40,13 +40,13 @@ class PictureRun:
 
     @property
     def mrope_delta(self) -> int:
-        """Number of tokens that it has more than positions."""
+        """Number of its tokens less its number of positions."""
         return self.end - self.start - self.positions
 
 
 def ids_of(key: bytes, tokens: int, positions: int) -> array[int]:
-    """The ids of a picture, or a part of one, that `key` tells from all others. One without positions goes on. Raises
-    `ValueError` for a size that cannot be said.
+    """Ids of a picture, or of a part of one, that `key` identifies. A part without positions is marked as going on.
+    Raises `ValueError` for a size that ids cannot contain.
     """
     said = 0 if positions == tokens else positions
     if not LEAST_TOKENS <= tokens <= MAX_TOKENS or not 0 <= said <= MAX_POSITIONS:
@@ -58,7 +58,7 @@ def ids_of(key: bytes, tokens: int, positions: int) -> array[int]:
 
 
 def runs_in(tokens: Sequence[int]) -> tuple[PictureRun, ...]:
-    """The pictures that are whole in a prompt."""
+    """The pictures that are complete in a prompt."""
     data = np.asarray(tokens, np.int32)
     if not len(data) or data.min() >= 0:
         return ()
@@ -72,7 +72,7 @@ def _run(last: int, end: int) -> PictureRun:
 
 
 def outside(tokens: Sequence[int], length: int) -> int:
-    """`length`, or where the picture begins that would be cut there."""
+    """`length`, or the beginning of the picture that would be cut there."""
     start = length
     for at in range(length, len(tokens)):
         if tokens[at] >= 0:
@@ -91,5 +91,5 @@ def position_in(tokens: Sequence[int], length: int) -> int:
 
 
 def position_of(runs: Sequence[PictureRun], length: int) -> int:
-    """The position of the token that comes behind the first `length`, none of which is a part of a picture alone."""
+    """Position of the token behind the first `length`, which end with no part of a picture."""
     return length - sum(run.mrope_delta for run in runs if run.end <= length)

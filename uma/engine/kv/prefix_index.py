@@ -1,7 +1,7 @@
-"""Items by their tokens, found by the longest common prefix in logarithmic time, however many there are.
+"""Items by their tokens, found by the longest common prefix in logarithmic time.
 
-Token ids written big-endian sort like the sequences they stand for, and in a sorted list the longest common prefix of
-anything is with one of its two neighbours.
+Token ids written big-endian sort like their sequences, and in a sorted list the entry with the longest common prefix is
+next to where the searched one would stand.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 ITEM_BYTES = 4
 MOST_COMPARED = 64
-"""Maximum items that are compared where the nearest cannot be used as far as they have tokens in common."""
+"""Maximum items compared, where the nearest cannot be used for all the tokens that they have in common."""
 
 
 class PrefixIndex(Generic[T]):
@@ -34,7 +34,7 @@ class PrefixIndex(Generic[T]):
         return iter(list(self._items.values()))
 
     def put(self, tokens: array[int], item: T) -> None:
-        """Add an item, in place of one with the very same tokens."""
+        """Add an item; it replaces one with exactly these tokens."""
         key = _key(tokens)
         if key not in self._items:
             insort(self._keys, key)
@@ -47,9 +47,9 @@ class PrefixIndex(Generic[T]):
             del self._keys[bisect_left(self._keys, key)]
 
     def most_useful(self, tokens: array[int], usable: Callable[[T, int], int]) -> tuple[T, int] | None:
-        """The item that spares computing most of `tokens`, and how many; never all, since the last gives the logits.
+        """The item that saves computing most of `tokens`, and how many; never all, because the last gives the logits.
 
-        `usable` says how many of the first tokens that an item has in common can be used.
+        `usable` says how many of the first tokens that an item has in common it can be used for.
         """
         key, most = _key(tokens), len(tokens) - 1
         after = bisect_left(self._keys, key)
@@ -70,7 +70,7 @@ class PrefixIndex(Generic[T]):
         return common_size(self._keys[index], key) // ITEM_BYTES
 
     def covering(self, tokens: array[int], usable: Callable[[T, int], int]) -> T | None:
-        """An item that begins with all of `tokens`, and of which so many can be used."""
+        """An item that begins with all of `tokens`, and can be used for all of them."""
         key = _key(tokens)
         at = bisect_left(self._keys, key)
         for other in self._keys[at : at + MOST_COMPARED]:
@@ -85,7 +85,7 @@ class PrefixIndex(Generic[T]):
         return self._items.get(_key(tokens))
 
     def beginnings(self, tokens: array[int]) -> Iterator[tuple[T, int]]:
-        """All items whose tokens are a beginning of `tokens`, or all of it, with their lengths; the longest first."""
+        """All items whose tokens are a prefix of `tokens`, or all of them, with their lengths; the longest first."""
         key = _key(tokens)
         while True:
             at = bisect_left(self._keys, key)
@@ -97,7 +97,7 @@ class PrefixIndex(Generic[T]):
                 return
             before = self._keys[at - 1]
             common = common_size(before, key) // ITEM_BYTES * ITEM_BYTES
-            # What sorts just before is a beginning itself, or shows how much of `tokens` a beginning can have.
+            # The entry just before is a prefix itself, or shows how long one can be at most.
             key = key[:common]
             if not key:
                 return
