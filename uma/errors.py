@@ -40,10 +40,10 @@ from uma.wrong import Wrong, renamed
 
 
 class UmaError(Exception):
-    """Base of all errors UMA raises on purpose. `str(error)` is the message.
+    """Base class of all errors that UMA raises on purpose. `str(error)` is the message.
 
-    `code` is the wire's code. `retry_after_ms` is set where trying the same again later can help. With a `field` the
-    message is about that field; `lines` has a `Wrong` for each field that is.
+    `code` names the error in logs and on the socket. If the same call can succeed later, `retry_after_ms` is the time
+    to wait. With a `field` the message is about that field; `lines` has a `Wrong` for each wrong field.
     """
 
     code: ClassVar[str] = "E_RUNTIME"
@@ -67,101 +67,94 @@ class UmaError(Exception):
 
 
 class ConfigError(UmaError):
-    """A setting is unknown, of a wrong type or out of range. Names the setting and where it came from."""
+    """A setting is unknown, of a wrong type or out of range. The message names the setting and where it is set."""
 
     code = "E_CONFIG"
 
 
 class ModelError(UmaError):
-    """A model file cannot be loaded. Names the file and the reason."""
+    """A model's file cannot be loaded. The message names the file and the reason."""
 
     code = "E_MODEL"
 
 
 class WrongPlace(UmaError, ValueError, RuntimeError):
-    """A call where nothing can answer it: an `LLM` that is closed or another process's, or no Trio runs."""
+    """The `LLM` is closed or belongs to another process, or the call needs Trio and Trio does not run."""
 
     code = "E_PLACE"
 
 
 class TimedOut(UmaError, TimeoutError):
-    """A call of `LLM` took longer than its `timeout`. What it had asked is cancelled."""
+    """A call of `LLM` took longer than its `timeout`. Its requests are cancelled."""
 
     code = "E_TIMEOUT"
 
 
 class TemplateError(UmaError):
-    """A model's chat template is broken or refuses these messages."""
+    """The model's chat template is broken or refuses these messages."""
 
     code = "E_PROTO_TEMPLATE"
 
 
 class ConnectionLost(UmaError):
-    """The server ended the connection, or none listens. Its requests of this session are cancelled."""
+    """No server listens on the socket, or the connection to it ended. The requests of this session are cancelled."""
 
     code = "E_CONNECTION"
 
 
 class FrameTooLarge(UmaError):
-    """A frame's length, which its header states, is 0 or over the cap."""
+    """The length in a frame's header is 0 or over the limit, `max_frame_bytes`."""
 
     code = "E_PROTO_FRAME_TOO_LARGE"
 
 
 class InvalidJson(UmaError):
-    """A frame is not UTF-8, not JSON, or not an object."""
+    """A frame or body is not UTF-8, not JSON, or not a JSON object."""
 
     code = "E_PROTO_INVALID_JSON"
 
 
 class BadRequest(UmaError):
-    """A field is missing, of a wrong type or out of range. The message has a line for each wrong field."""
+    """A field of a request is missing, of a wrong type or out of range. The message has a line for each wrong field."""
 
     code = "E_PROTO_BAD_REQUEST"
 
 
 class WrongValues(BadRequest, ValueError):
-    """Fields of a class that people construct by hand are wrong, or an argument's value is. To a peer it is a
-    `BadRequest`: both have one code.
+    """A value in `SamplingParams`, `Message` or another class of requests is wrong, or the value of an argument is. A
+    client on the socket gets it as a `BadRequest`: both have one code.
     """
 
 
 class WrongKind(BadRequest, TypeError):
-    """An argument is of another kind, or a keyword is unknown. To a peer it is a `BadRequest`: both have one code."""
+    """An argument has a wrong type, or a keyword is unknown. A client on the socket gets it as a `BadRequest`."""
 
 
 class UnknownModel(BadRequest, ModelError):
-    """There is no model of this name. The message names those that are near."""
+    """No model has this name. The message lists similar names."""
 
     code = "E_PROTO_UNKNOWN_MODEL"
 
 
 class Busy(UmaError):
-    """A second request on a plain session while one runs."""
+    """A session without multiplexing got a second request while one runs."""
 
     code = "E_PROTO_BUSY"
 
 
 class VersionMismatch(UmaError):
-    """No protocol version with a common major."""
+    """Client and server have no major version of the protocol in common."""
 
     code = "E_PROTO_VERSION"
 
 
 class PromptTooLarge(UmaError):
-    """The prompt is over `max_prompt_bytes`, or can never fit the context."""
+    """The prompt is longer than the context, or has more than `max_prompt_bytes`."""
 
     code = "E_LIMIT_PROMPT_TOO_LARGE"
 
-    def __init__(
-        self,
-        *lines: str,
-        field: str = "",
-        retry_after_ms: int | None = None,
-        prompt_tokens: int | None = None,
-        n_ctx: int | None = None,
-    ) -> None:
-        super().__init__(*lines, field=field, retry_after_ms=retry_after_ms)
+    def __init__(self, *lines: str, prompt_tokens: int | None = None, n_ctx: int | None = None, **more: Any) -> None:
+        super().__init__(*lines, **more)
         self.prompt_tokens = prompt_tokens
         """Minimum length of the prompt that does not fit the context; None where tokens were not counted."""
         self.n_ctx = n_ctx
@@ -173,58 +166,58 @@ class PromptTooLarge(UmaError):
 
 
 class TooManySessions(UmaError):
-    """The server has `max_sessions` sessions open."""
+    """The server has `max_sessions` open sessions, which is its limit."""
 
     code = "E_LIMIT_SESSIONS"
 
 
 class Overloaded(UmaError):
-    """The queue is full, or the request's SLO cannot be met. Carries `retry_after_ms`."""
+    """The queue is full, or the request's latency target cannot be met. `retry_after_ms` is set."""
 
     code = "E_LIMIT_OVERLOADED"
 
 
 class Loading(Overloaded):
-    """The model is still being loaded, and the same request works later. Carries `retry_after_ms`.
+    """The model is still being loaded, so the same request works later. `retry_after_ms` is set.
 
-    On the wire there is none: requests wait there.
+    It does not occur on the socket, where requests wait instead.
     """
 
 
 class IdleTimeout(UmaError):
-    """No frame, or half a frame, for `idle_timeout_sec`."""
+    """The client sent no frame, or only a part of one, for `idle_timeout_sec`."""
 
     code = "E_TIMEOUT_IDLE"
 
 
 class DecodeFailed(UmaError):
-    """`llama_decode` failed for this request."""
+    """llama.cpp failed to compute this request (`llama_decode`)."""
 
     code = "E_RUNTIME_DECODE"
 
 
 class InternalError(UmaError):
-    """A fault in UMA itself ended this request. The server's log has the traceback; other requests go on."""
+    """A fault in UMA ended this request. The server's log has the traceback; other requests continue."""
 
     code = "E_RUNTIME_INTERNAL"
 
 
 class ContractViolation(UmaError):
-    """An answer of this side, or a message to it, breaks a contract. Names each broken rule."""
+    """A message from or to `uma worker` or `uma engine-zmq` breaks a contract. The message names each broken rule."""
 
     code = "E_RUNTIME_CONTRACT"
 
 
 class ModelUnusable(ModelError):
-    """One of several models cannot be loaded: its file is broken, or no memory holds it. Asking again changes nothing,
-    unless it carries `retry_after_ms`: others that stay have the memory. The message has the reason.
+    """One of several models cannot be loaded. Its file is broken, or it does not fit into memory; the message has the
+    reason. If `retry_after_ms` is set, other models use the memory now, and the same request can work later.
     """
 
     code = "E_RUNTIME_MODEL"
 
 
 class Ended(UmaError):
-    """The request's owner, or the server's, has ended it from outside. Trying it again is not wanted."""
+    """The request was ended from outside, by its owner or the server's owner. Do not try it again."""
 
     code = "E_RUNTIME_ENDED"
 

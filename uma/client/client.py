@@ -74,14 +74,14 @@ class PendingQuery:
 
 @attrs.define(eq=False)
 class Client:
-    """A session with a server; made by `connect`. A `types.Source`: all methods belong to the Trio thread.
+    """A session with a server, with the methods of `types.Source`. `connect` makes it; use it in its Trio thread.
 
-    Any number of requests run at once. Every method raises the server's own errors by class, and `ConnectionLost`
-    once the server is gone. Leaving a `generate` block cancels at the server; events that are still on their way are
-    dropped. Of a caller that takes its events slowly up to `stream.BUFFER_EVENTS` wait without any effect on the
-    other requests. Past that its own request ends with `Ended` where the client has others; where it has none, the
-    client stops reading until the caller has caught up, and a server closes the session of a client that reads next to
-    nothing for its `tx_timeout_sec`.
+    Any number of requests can run at once. Methods raise the server's errors as the same classes, and `ConnectionLost`
+    after the server is gone. Leaving a `generate` block cancels the request at the server, and drops events that are
+    still on their way. If a caller reads its events slowly, up to `stream.BUFFER_EVENTS` are buffered without any
+    effect on other requests. Beyond that its request ends with `Ended`, if the client has other requests. If it has
+    none, the client stops reading until the caller has caught up; a server closes the session of a client that reads
+    next to nothing for `tx_timeout_sec`.
     """
 
     _where: str

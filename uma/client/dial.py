@@ -40,18 +40,18 @@ async def connect(
     waits: bool = True,
     on_loading: Callable[[LoadState], None] = lambda _: None,
 ) -> AsyncIterator[Client]:
-    """A session with the server that listens on the Unix socket `path`; `client` is the name it logs. A server with
-    several models answers with `model`, None: its default, where a request names none; one with another model alone
-    answers with that. Without `loads` the session is open before a server of several models has loaded one, and its
-    card (`Client.info`) can be empty but for their names: for what asks about the server, or names its models itself.
+    """Open a session with the server on the Unix socket `path`. Leaving the block ends it and cancels its requests.
 
-    A server that is loading its model is waited for; `on_loading` is given how far that is, each time that
-    the server says so, about once a second. Without `waits` that is a `Loading`.
+    `client` is the client's name in the server's log. `model` is the model for requests that name none; None is the
+    default of a server with several models. A server with one other model answers with that one. With `loads=False` the
+    session opens before a server of several models has loaded one; `Client.info` can then have only their names.
 
-    Raises `ConnectionLost` where no server answers (it says how to start one) and the server's own error where it
-    refuses (`TooManySessions`, `VersionMismatch`, `ShuttingDown` where its model cannot be loaded). `ConnectionLost` is
-    also raised where `path` is in the default directory and another user could be listening there. Leaving the block
-    hangs up, which cancels its requests.
+    `connect` waits while the server loads its model, and calls `on_loading` about once a second with the progress of
+    the load. With `waits=False` it raises `Loading` instead.
+
+    Raises `ConnectionLost` if no server answers (the message says how to start one), and also if `path` is in the
+    default directory and another user could be listening there. Raises the server's error if it refuses the session
+    (`TooManySessions`, `VersionMismatch`; `ShuttingDown` if its model cannot be loaded).
     """
     async with dialled(path, client=client) as session:
         session.say_hello(model, loads=loads)

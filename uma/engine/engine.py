@@ -84,7 +84,7 @@ PROBE_TIMEOUT_SEC = 10.0
 
 
 class Engine:
-    """A `types.Source` in this process. Make one with `open_engine`."""
+    """A model in this process, with the methods of `types.Source`. `open_engine` makes it."""
 
     def __init__(
         self,

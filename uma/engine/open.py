@@ -51,15 +51,14 @@ async def open_engine(
     prepares_grammars: bool = False,
     owns_process: bool = False,
 ) -> AsyncIterator[Engine]:
-    """Load the model and serve requests until the block is left, which cancels the requests that run.
+    """Load a model into this process, and serve requests until the block ends, which cancels those that run.
 
-    Raises `ModelError` or `ConfigError` where it cannot be loaded. A thread loads it, reports how far it is to
-    `progress`, and ends before the next tensor where the task is cancelled. With `prepares_grammars` what the first
-    grammar needs is made too, beside the context, where it would stop all streams later: see
-    `GrammarCompiler.prepare`. With `owns_process`, which says that no other code than UMA's runs in this process,
-    memory of the context that holds nothing yet is given back to the system (`llama.pages`).
-    Only `config` counts: `UMA_…` settings and files are read by `uma.config.load` alone. A fault that ends the
-    engine cancels the block and is raised from it.
+    Raises `ModelError` or `ConfigError` if the model cannot be loaded. A thread loads it and reports its progress to
+    `progress`. If the task is cancelled, the thread ends before the next tensor. `prepares_grammars` also prepares what
+    the first grammar needs, which would stop all streams later: see `GrammarCompiler.prepare`. `owns_process` says that
+    only UMA's code runs in this process; then unused memory of the context is given back to the system
+    (`llama.pages`). Only `config` counts: `UMA_…` variables and files are read by `uma.config.load`. A fault that ends
+    the engine cancels the block and is raised from it.
     """
     require_trio("open_engine")
     config = config or RuntimeConfig()

@@ -73,25 +73,26 @@ Asked = tuple[list[GivenPrompt], Raises]
 
 
 class LLM(Closing):
-    """A model, loaded, ready to answer prompts. Safe to use from several threads; close it or use it in a `with` block.
+    """A language model, loaded into this process or used on a server. Its methods can be called from several threads.
 
         with LLM("model.gguf", n_ctx=8192) as llm:
             for out in llm.generate(["Once upon a time"], SamplingParams(max_tokens=64)):
                 print(out.text if out.error is None else out.error)
 
-    `model` is a GGUF file, a name that `uma models` lists, or nothing for the built-in model. Further keywords are
-    the fields of `RuntimeConfig` that a model in this process has a use for; nothing else counts, no `UMA_…` setting
-    and no file. Raises `ModelError` or `ConfigError` where the model cannot be loaded,
-    `UnknownModel`, which is a `ModelError`, where none has this name.
+    `model` is a GGUF file or a name that `uma models` lists; None is the built-in model. Further keywords are settings
+    of the engine, such as `n_ctx` (those fields of `RuntimeConfig` that apply to a model in this process). `UMA_…`
+    variables and files are not read. Raises `ModelError` or `ConfigError` if the model cannot be loaded, and
+    `UnknownModel`, a `ModelError`, if no model has this name.
 
-    Where neither a prompt's parameters nor these keywords say how tokens are drawn, the model's file does
-    (`general.sampling.…`), else temperature 0.7 and top_p 0.95 hold: `temperature=0` always takes the likeliest.
+    With `socket`, the path of a server's Unix socket, the LLM is a client of that server. `model` is then the name of
+    one of its models; None is its default. The server has its own settings, so keywords raise `ConfigError`. Raises
+    `ConnectionLost` if no server listens there.
 
-    With `socket`, the path of a server's Unix socket, it is a client of that server, which has settings of its own:
-    keywords are a `ConfigError`. `model` is then one of the server's by its name, or nothing for its default.
-    `ConnectionLost` where no server listens there.
+    A parameter of sampling that is None in `SamplingParams` is that of the keywords here, else that of the model's file
+    (`general.sampling.…`), else the default: temperature 0.7 and top_p 0.95. `temperature=0` is greedy.
 
-    An LLM belongs to the process that made it: a forked child gets `RuntimeError`, and can make its own.
+    Leave the `with` block or call `close` to free the model. An LLM belongs to the process that made it: after a fork,
+    the child gets `WrongPlace`, a `RuntimeError`, and can make its own.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class LLM(Closing):
 
     @property
     def info(self) -> ServerInfo:
-        """The model, what it can do, and its limits."""
+        """The model's card, its capabilities and its limits."""
         return self._loop.source.info
 
     def __repr__(self) -> str:
@@ -128,22 +129,22 @@ class LLM(Closing):
         timeout: float | None = None,
         **unknown: Never,
     ) -> list[RequestOutput]:
-        """Continue each prompt, all batched together; results in the order of the prompts.
+        """Continue each prompt. All prompts are batched; the results are in the order of the prompts.
 
-        A prompt is a text, or a list of its token ids. `sampling_params` is one for all or one for each (`WrongValues`
-        where their number differs). `model` is `model+NAME` for one of its LoRA adapters; `UnknownModel` where there is
-        none of that name. `progress` shows a bar on standard error; by default on a terminal. Ctrl-C cancels what runs
-        and raises `KeyboardInterrupt`, and what takes longer than `timeout` seconds in all `TimedOut`, which is a
-        `TimeoutError`; the LLM remains usable.
+        A prompt is a text, or a list of its token ids. `sampling_params` is one for all prompts, or a list with one for
+        each (`WrongValues` if their numbers differ). `model` can be `model+NAME`, for a LoRA adapter of the model;
+        `UnknownModel` if there is none of that name. `progress` shows a progress bar on standard error; None shows it
+        on a terminal. Ctrl-C cancels the requests and raises `KeyboardInterrupt`. A call that takes longer than
+        `timeout` seconds cancels them and raises `TimedOut`, a `TimeoutError`. The LLM remains usable after both.
 
-        One prompt alone raises its error, an `UmaError`. In a list of prompts one that fails is a result with
-        `error` set, and one `UserWarning` says how many failed; what is wrong for all of them, as a grammar in
-        `sampling_params`, raises `BadRequest`, and what is no prompt at all `WrongKind`.
+        If a single prompt fails, its error is raised, an `UmaError`. If a prompt of a list fails, its result has
+        `error` set, the others are answered, and one `UserWarning` says how many failed. A fault of the whole call,
+        such as a wrong grammar in `sampling_params`, raises `BadRequest`; an argument that is no prompt, `WrongKind`.
 
-        With `checkpoint`, a file, each result is appended to it as a line of JSON (`RequestOutput.to_dict`) in the
-        order of the prompts, with a journal beside it. The same call, also after a kill or a power cut, takes what is
-        there and goes on behind it; more prompts can follow by then. Results are those of the prompts and parameters
-        that they were made with: `JobChanged`, a `ConfigError`, where one is another now, or the model is.
+        `checkpoint` is a file to which each result is appended as a line of JSON (`RequestOutput.to_dict`), in the
+        order of the prompts, with a journal beside it. The same call continues after the results in that file, also
+        after a kill or a power cut; prompts can be added at the end. Raises `JobChanged`, a `ConfigError`, if an
+        earlier prompt, its parameters or the model has changed since.
         """
         check_keywords(unknown, self.generate)
         return self._run(self._prompts(prompts, model, sampling_params), Deadline(timeout), progress, checkpoint)
@@ -157,7 +158,7 @@ class LLM(Closing):
         timeout: float | None = None,
         **unknown: Never,
     ) -> list[RequestOutput]:
-        """`generate` for asyncio: a timeout, or another cancellation of the task, ends the work.
+        """`generate` for asyncio. A cancelled task cancels its requests, and so does a timeout.
 
         outs = await asyncio.wait_for(llm.agenerate(prompts), timeout=30)
         """
@@ -177,16 +178,16 @@ class LLM(Closing):
         timeout: float | None = None,
         **unknown: Never,
     ) -> Generator[RequestOutput, None, None]:
-        """The result of each row, a prompt or a conversation, as soon as it is there: for jobs that keep what is done.
+        """Yield the result of each row, a prompt or a conversation, as soon as it is ready. For jobs with many rows.
 
             for out in llm.imap(open("prompts.txt")):
                 print(json.dumps(out.to_dict()), file=results, flush=True)
 
-        `rows` is read as far as there is work for, so it can be longer than memory. Results are in its order, or with
-        `in_order=False` as they end; `RequestOutput.index` is the row's number. A row that fails is a result with
-        `error` set; what is wrong for all rows raises `BadRequest`, and what is neither prompt nor conversation a
-        `WrongKind`. Leaving the loop, Ctrl-C included, cancels what runs, and so does `TimedOut` where all of it takes
-        longer than `timeout` seconds. The other keywords are those of `chat`, for rows that are conversations.
+        `rows` is read step by step, so it can be larger than memory. Results are in the order of the rows, or with
+        `in_order=False` in the order in which they end; `RequestOutput.index` is the number of the row. If a row fails,
+        its result has `error` set. A fault of all rows raises `BadRequest`; a row that is neither a prompt nor a
+        conversation, `WrongKind`. Leaving the loop, also by Ctrl-C, cancels the rows that run, and so does `TimedOut`,
+        when all rows take longer than `timeout` seconds. The other keywords are those of `chat`, for conversations.
         """
         check_keywords(unknown, self.imap)
         if isinstance(rows, str | BYTES) or not isinstance(rows, Iterable):
@@ -214,15 +215,15 @@ class LLM(Closing):
         timeout: float | None = None,
         **unknown: Never,
     ) -> list[RequestOutput]:
-        """Answer each conversation, through the model's chat template. Otherwise as `generate`.
+        """Answer each conversation, in the form of the model's chat template. Arguments and errors as for `generate`.
 
-        A conversation is a question as a string, or a list of `Message`s, or of dicts as OpenAI has them (`role`,
-        `content`, `tool_calls`, `tool_call_id`, `name`); one alone can be given as it is, or as `messages=`. An
-        empty list is no conversation, and its result an empty list; as `messages` it is `BadRequest`.
-        Calls of the `tools` (Python functions with annotations, `Tool`s, or dicts as OpenAI has them) are in
-        `Completion.tool_calls`. A conversation goes on with `Message("assistant", out.text, out.tool_calls)` and, for
-        each of them, `Message("tool", result, tool_call_id=call.id, name=call.name)`. The other keywords are the fields
-        of `Request`.
+        A conversation is a question as a string, or a list of messages: `Message`s, or dicts as in OpenAI's API
+        (`role`, `content`, `tool_calls`, `tool_call_id`, `name`). A single conversation needs no list around it, and
+        can also be given as `messages=`. An empty list has an empty list of results; an empty `messages` raises
+        `BadRequest`. A tool is a Python function with annotations, a `Tool`, or a dict as in OpenAI's API; the model's
+        calls are in `Completion.tool_calls`. To continue, add `Message("assistant", out.text, out.tool_calls)`, and for
+        each call `Message("tool", result, tool_call_id=call.id, name=call.name)`. The other keywords are fields of
+        `Request`.
         """
         check_keywords(unknown, self.chat)
         fields = tool_fields(tools, tool_choice, reasoning, is_parallel=parallel_tool_calls) | self._of_model(model)
@@ -244,7 +245,7 @@ class LLM(Closing):
         timeout: float | None = None,
         **unknown: Never,
     ) -> list[RequestOutput]:
-        """`chat` for asyncio, as `agenerate` is `generate`: cancelling the task ends the work."""
+        """`chat` for asyncio. A cancelled task cancels its requests, and so does a timeout."""
         check_keywords(unknown, self.achat)
         fields = tool_fields(tools, tool_choice, reasoning, is_parallel=parallel_tool_calls) | self._of_model(model)
         return await self._run_async(
@@ -264,16 +265,16 @@ class LLM(Closing):
         timeout: float | None = None,
         **unknown: Never,
     ) -> LLMStream:
-        """The continuation of a prompt, or the answer to a conversation, piece by piece as it is generated.
+        """Stream the continuation of a prompt, or the answer to a conversation, as pieces of text.
 
             for text in llm.stream("Once upon a time"):
                 print(text, end="", flush=True)
 
-        The pieces are whole characters; afterwards `LLMStream.finished` has usage, figures and calls of the `tools`.
-        `LLMStream.events` gives thinking and calls as they grow, too. The keywords are those of `chat`. A failure is
-        raised, as an `UmaError`: `TimedOut` behind the pieces until then where it takes longer than `timeout` seconds.
-        Leaving the loop early and closing the stream, or its `with` block, cancels. With asyncio it is `async for text
-        in llm.stream(…)`.
+        A piece has whole characters. After the last one, `LLMStream.finished` has the usage, the metrics and the calls
+        of the `tools`. `LLMStream.events` also yields thinking and calls while they are written. The keywords are those
+        of `chat`. An error is raised from the loop, as an `UmaError`: `TimedOut`, after the pieces so far, if the
+        answer takes longer than `timeout` seconds. To cancel, leave the loop and close the stream, or leave its `with`
+        block. With asyncio use `async for text in llm.stream(…)`.
         """
         check_keywords(unknown, self.stream)
         fields = prompt_fields(prompt) | tool_fields(tools, tool_choice, reasoning, is_parallel=parallel_tool_calls)
@@ -292,12 +293,12 @@ class LLM(Closing):
         timeout: float | None = None,
         **unknown: Never,
     ) -> npt.NDArray[np.float32]:
-        """An embedding of each text, as the rows of an array in their order; of one string, a single row.
+        """Compute an embedding of each text: an array with one row for each text, and a single row for one string.
 
-        Each has length 1 unless `normalize` is false; `dimensions` keeps its first figures, normalised after the cut.
-        A text of no token, such as an empty one, has a row of NaN, and one warning tells of them all. Raises
-        `PromptTooLarge` for a text that does not fit the context (none is ever cut), and `BadRequest` where the model
-        gives no embeddings, or with `fail_on_empty` for a text of no token.
+        Each row has length 1, unless `normalize` is false. `dimensions` keeps its first numbers, and normalizes these.
+        A text without tokens, such as an empty one, has a row of NaN, and one warning counts such texts. Raises
+        `PromptTooLarge` for a text that does not fit the context (texts are never truncated), and `BadRequest` if the
+        model has no embeddings, or with `fail_on_empty` for a text without tokens.
         """
         check_keywords(unknown, self.embed)
         options = {"dimensions": dimensions, "normalize": normalize, "fail_on_empty": fail_on_empty}
@@ -306,7 +307,7 @@ class LLM(Closing):
     async def aembed(
         self, texts: str | Iterable[str], *, timeout: float | None = None, **options: Any
     ) -> npt.NDArray[np.float32]:
-        """`embed` for asyncio, as `agenerate` is `generate`: cancelling the task ends the work."""
+        """`embed` for asyncio. A cancelled task cancels its requests, and so does a timeout."""
         check_keywords(options.keys() - EMBED_FIELDS, self.aembed, EMBED_FIELDS)
         return array_of(
             await self._loop.call_async(self._embedded, texts_of(texts, "texts"), options, deadline=Deadline(timeout))
@@ -325,10 +326,10 @@ class LLM(Closing):
     def rerank(
         self, query: str, documents: Iterable[str], *, top_n: int | None = None, timeout: float | None = None
     ) -> list[Ranked]:
-        """The documents, best first, by how well each answers the query; `top_n` keeps the first ones.
+        """Rank documents by how well each answers the query, the best first; `top_n` returns only the first ones.
 
-        `Ranked.index` says which document it is. Raises `BadRequest` where the model is no reranker, and otherwise what
-        `embed` does.
+        `Ranked.index` is the place of a document in `documents`. Raises `BadRequest` if the model is no reranker, and
+        the errors of `embed`.
         """
         request = rerank_request(query, documents, top_n)
         return list(self._loop.call(self._loop.source.rerank, request, deadline=Deadline(timeout)).results)
@@ -336,7 +337,7 @@ class LLM(Closing):
     async def arerank(
         self, query: str, documents: Iterable[str], *, top_n: int | None = None, timeout: float | None = None
     ) -> list[Ranked]:
-        """`rerank` for asyncio."""
+        """`rerank` for asyncio. A cancelled task cancels its request, and so does a timeout."""
         request = rerank_request(query, documents, top_n)
         return list(
             (await self._loop.call_async(self._loop.source.rerank, request, deadline=Deadline(timeout))).results
@@ -350,14 +351,14 @@ class LLM(Closing):
         timeout: float | None = None,
         **options: Any,
     ) -> list[Decision]:
-        """Probabilities of the answers to questions about a state: a text, a conversation, or anything else as JSON.
+        """Compute the probability of each answer to questions about a text, a conversation, or a dict as JSON.
 
             spam, topic = llm.decide(mail, ["Is it spam?", DecisionQuestion.choice("Topic?", ["work", "home"])])
             print(spam.probability, topic.best, topic.probabilities)
 
-        Nothing is generated, and the state is read once for all questions. A string is a question of yes or no,
-        and one question can be given alone. `options` are fields of `DecisionRequest`: `labels`, `orders`,
-        `temperature`, `min_label_mass`, `reproducible`.
+        The model generates no text, and reads `state` once for all questions. A string is a question with the answers
+        yes and no. A single question needs no list around it. `options` are fields of `DecisionRequest`: `labels`,
+        `orders`, `temperature`, `min_label_mass`, `reproducible`.
         """
         check_keywords(options.keys() - DECISION_FIELDS, self.decide, DECISION_FIELDS)
         request = self._decision(state, questions, options)
@@ -371,7 +372,7 @@ class LLM(Closing):
         timeout: float | None = None,
         **options: Any,
     ) -> list[Decision]:
-        """`decide` for asyncio."""
+        """`decide` for asyncio. A cancelled task cancels its request, and so does a timeout."""
         check_keywords(options.keys() - DECISION_FIELDS, self.adecide, DECISION_FIELDS)
         request = self._decision(state, questions, options)
         return labelled(
@@ -383,15 +384,15 @@ class LLM(Closing):
         return DecisionRequest(id=f"decide-{self._loop.next_number()}", **fields)
 
     def tokenize(self, prompt: Prompt | Conversation) -> list[int]:
-        """The token ids that `generate` computes for this prompt, or `chat` for this conversation.
+        """Tokenize a prompt as `generate` does, or a conversation as `chat` does, and return the token ids.
 
-        Raises `BadRequest` where it can be no prompt, and `PromptTooLarge` where it is over `max_prompt_bytes`.
+        Raises `BadRequest` if it is not a valid prompt, and `PromptTooLarge` if it has more than `max_prompt_bytes`.
         """
         request = Request(id="tokenize", **prompt_fields(prompt))
         return list(self._loop.call(self._loop.source.tokenize, request).token_ids)
 
     def detokenize(self, token_ids: Iterable[int]) -> str:
-        """The text of tokens. Special tokens have none; bytes that are not UTF-8 become replacement characters."""
+        """Return the text of tokens. Special tokens have no text; bytes that are not UTF-8 become U+FFFD."""
         if not (ids := tuple(listed(token_ids, "token_ids", "expected a list of integers"))):
             return ""
         request = Request(id="detokenize", token_ids=ids)
@@ -406,9 +407,9 @@ class LLM(Closing):
         await asyncio.to_thread(self.close)
 
     def close(self) -> None:
-        """Free the model. Harmless when repeated. Requests that run are cancelled, and one whose picture or sound is
-        being decoded ends with that file: its thread still uses the projector, and has 5 s of CPU at most, a minute
-        where the machine has no time for it.
+        """Free the model, and cancel the requests that run. A second call has no effect. If a picture or sound is being
+        decoded, `close` waits for that file, because the decoder's thread still uses the projector: for 5 s of CPU at
+        most, or a minute if the machine is busy.
         """
         self._finalizer()
 
@@ -420,12 +421,9 @@ class LLM(Closing):
         card, adapters = self.info.model, self.info.capabilities.adapters
         if not isinstance(model, str | None):
             raise WrongKind(f"model: expected a name, not {shown(model)}")
-        if model is None:
-            return {}
-        if self.info.models:
-            return {"model": model}
-        check_alone(model, card.name, [card.title], adapters)
-        return {"model": model}
+        if model is not None and not self.info.models:
+            check_alone(model, card.name, [card.title], adapters)
+        return {} if model is None else {"model": model}
 
     def _prompts(
         self, prompts: Prompt | Iterable[Prompt], model: str | None, params: Sampling | Sequence[Sampling] | None

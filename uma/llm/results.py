@@ -34,61 +34,63 @@ from uma.types.fields import short_repr
 
 @attrs.frozen(repr=False)
 class Completion:
-    """What was generated for one prompt."""
+    """One answer to a prompt."""
 
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     index: int = 0
-    """Which of the prompt's answers it is."""
+    """Number of the answer among those of the prompt, from 0."""
     logprobs: tuple[dict[int, TokenLogprob], ...] | None = None
-    """Where `logprobs` asked for them: for each token, by token id, itself and the likeliest ones."""
+    """For each token a dict by token id, with itself and the likeliest tokens. None unless `logprobs` was set."""
     cumulative_logprob: float | None = None
-    """Sum of its tokens' log probabilities, likewise."""
+    """Sum of the log probabilities of its tokens. None unless `logprobs` was set."""
     stop_reason: str | None = None
-    """String of `stop` that ended it; None where something else did."""
+    """The string of `stop` that ended the answer; None if it ended otherwise."""
     tool_calls: tuple[ToolCall, ...] = ()
-    """The calls of the `tools` that `LLM.chat` was given; `text` does not have them."""
+    """Calls of the `tools` that were given to `LLM.chat`. They are not part of `text`."""
     reasoning: str | None = None
-    """The model's thinking, where `reasoning` asked for it to be told apart."""
+    """The model's thinking, without the answer. None unless `reasoning` was set."""
     cut_call: CutCall | None = None
-    """The call that the output ended inside of; neither `tool_calls` nor `text` has it."""
+    """A call that is incomplete, because the answer ended inside it. Neither `tool_calls` nor `text` has it."""
 
     __repr__ = short_repr
 
 
 @attrs.frozen(repr=False)
 class RequestOutput:
-    """One prompt's result. Where `error` is set the request failed, and the completion is empty."""
+    """The result of one prompt. If `error` is set, the request failed, and `outputs` has one empty completion."""
 
     prompt: str | tuple[int, ...] | tuple[Message, ...] | None
-    """Prompt as it was asked; of a conversation that failed, the messages as they were given."""
+    """The prompt as it was given: a text, token ids or messages."""
     outputs: tuple[Completion, ...]
-    """Answers by index: one, unless `n` asked for more."""
+    """The answers: `n` of them, by default one."""
     error: UmaError | None = None
+    """Why the request failed; None if it succeeded."""
     usage: Usage | None = None
     metrics: RequestMetrics | None = None
     seed: int | None = None
     warnings: tuple[str, ...] = ()
-    """What was asked for and not done, such as a `max_tokens` over the limit."""
+    """Parts of the request that had no effect, such as a `max_tokens` over the limit."""
     prompt_text: str | None = None
-    """The prompt as the model got it, a conversation rendered. Where `echo` or `prompt_logprobs` asked; so are those
-    below."""
+    """The prompt as the model read it, after the chat template. It and `prompt_token_ids` are None unless `echo` or
+    `prompt_logprobs` was set."""
     prompt_token_ids: tuple[int, ...] | None = None
     prompt_logprobs: tuple[dict[int, TokenLogprob] | None, ...] | None = None
-    """Where `prompt_logprobs` asked: for each token, by token id, itself and the likeliest ones; None for the first."""
+    """For each token a dict by token id, with itself and the likeliest tokens; None for the first token. None unless
+    `prompt_logprobs` was set."""
     index: int = 0
-    """The number of the prompt among those that were asked together, from 0."""
+    """Number of the prompt among the prompts of the call, from 0."""
 
     __repr__ = short_repr
 
     @property
     def text(self) -> str:
-        """Text of the first answer; empty where the request failed."""
+        """Text of the first answer; empty if the request failed."""
         return self.outputs[0].text
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as plain data for `json.dumps`; an error as its `code` and `message`."""
+        """Return the result as plain data for `json.dumps`; an error is a dict of its `code` and `message`."""
         return attrs.asdict(self, value_serializer=_plain)
 
 

@@ -17,18 +17,18 @@ AHEAD_EVENTS = 64
 
 
 class LLMStream(Closing):
-    """An answer on its way: an iterator of its pieces of text. Made by `LLM.stream`; belongs to one thread at a time.
+    """A streamed answer: an iterator of its pieces of text. `LLM.stream` makes it; use it in one thread at a time.
 
-    The engine runs a bounded number of tokens ahead of the loop that takes them. With asyncio it is an async iterator,
-    `async for text in llm.stream(…)`; cancelling the task that waits for it cancels it.
+    The engine computes a bounded number of tokens ahead of the loop that reads them. For asyncio it is also an async
+    iterator, `async for text in llm.stream(…)`; cancelling the task that waits for a piece cancels the request.
     """
 
     def __init__(self, loop: SourceThread, request: Request, deadline: Deadline) -> None:
         self._loop = loop
         send, self._events = trio.open_memory_channel[Event](AHEAD_EVENTS)
         self.finished: Finished | None = None
-        """The last event, with the reason of the end, usage and figures; None until the text is complete, and of a
-        stream that was closed before."""
+        """The last event, with the finish reason, the usage and the metrics. None until the answer is complete, and if
+        the stream was closed before that."""
         self._failures: list[Exception] = []
         self._id = request.id
         self._echoes = request.sampling.echo

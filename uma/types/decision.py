@@ -182,7 +182,7 @@ class Decision:
 
     @property
     def answer(self) -> str | int:
-        """The likeliest option's text; where nobody gave `labels`, its index."""
+        """The text of the likeliest option; its index if the labels are not known."""
         return self.labels[self.best] if self.labels else self.best
 
     @property

@@ -14,7 +14,7 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 @attrs.frozen
 class Usage:
-    """Tokens counted. `cached_tokens` is the part of `prompt_tokens` that did not have to be computed."""
+    """Numbers of tokens. `cached_tokens` of the `prompt_tokens` came from the prefix cache."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -40,7 +40,7 @@ class Speculation:
 
 @attrs.frozen
 class RequestMetrics:
-    """How one request was served."""
+    """Times of a request, and how it was batched."""
 
     queue_ms: float
     """Time from arrival to the first tick that computed something for it."""
@@ -86,7 +86,7 @@ class Logprobs:
 
 @attrs.frozen
 class Prompt:
-    """The prompt, before the first token: only where `echo` or `prompt_logprobs` asked for it."""
+    """The prompt, before the first token, if the request has `echo` or `prompt_logprobs`."""
 
     id: str
     text: str
@@ -97,10 +97,10 @@ class Prompt:
 
 @attrs.frozen
 class Token:
-    """One generated token. `text` is whole characters and can be empty; joined, the texts are exactly the output.
+    """A generated token. `text` has whole characters and can be empty; all texts together are exactly the answer.
 
-    Text that is still held when the output ends (half a character, the beginning of a stop string) comes in one more
-    event with the last token's id; usage does not count that one.
+    Text that is held back until the answer ends (a part of a character, the beginning of a stop string) comes in one
+    more event with the id of the last token, which the usage does not count.
     """
 
     id: str
@@ -117,7 +117,7 @@ class Token:
 
 @attrs.frozen
 class ReasoningDelta:
-    """The next piece of the model's thinking, where `reasoning` asked for it. The tokens' texts do not have it."""
+    """The next piece of the model's thinking, if the request has `reasoning`. It is not in the texts of tokens."""
 
     id: str
     text: str
@@ -146,7 +146,7 @@ class ToolCallDelta:
 
 @attrs.frozen
 class CutCall:
-    """A tool call inside which the output ended: by `max_tokens`, the context's end, a stop string or a cancel."""
+    """A tool call that is incomplete, because `max_tokens`, the context, a stop string or a cancel ended the answer."""
 
     id: str
     name: str
@@ -158,7 +158,7 @@ class CutCall:
 
 @attrs.frozen
 class Answer:
-    """One of several answers to a request, at its end."""
+    """One of several answers to a request, in its last event."""
 
     index: int
     reason: FinishReason
@@ -180,7 +180,7 @@ class Answer:
 
 @attrs.frozen(repr=False)
 class Finished:
-    """A request's last event. Of several answers, what it says itself is the first one's; `usage` counts all."""
+    """The last event of a request. If it has several answers, the fields are those of the first; `usage` counts all."""
 
     id: str
     reason: FinishReason

@@ -172,10 +172,10 @@ class AdapterScale:
 
 @attrs.frozen
 class Request:
-    """A generation request. Exactly one of `prompt`, `messages`, `token_ids` is given (`ValueError` otherwise).
+    """A request for generated text. Exactly one of `prompt`, `messages`, `token_ids` is set (`ValueError` otherwise).
 
-    `prompt` is taken as it stands (BOS is added where the model wants one); `messages` go through the model's chat
-    template; `token_ids` are taken literally.
+    `prompt` is a text that the model continues (BOS is added if the model needs it). `messages` are a conversation,
+    which the model's chat template renders. `token_ids` are the tokens of a prompt, to which nothing is added.
     """
 
     id: Annotated[str, Length(1, 128)]
@@ -192,25 +192,24 @@ class Request:
     """Pictures and sounds that `prompt` has, in their order; those of messages stand in these."""
     sampling: SamplingParams = SamplingParams()
     stream: bool = True
-    """False: no `Token` events; `Finished` carries the whole text."""
+    """False: there are no `Token` events, and `Finished` has the whole text."""
     priority: Literal[-1, 0, 1] = 0
     slo: Slo = Slo()
     pace: Pace = "auto"
     """`auto`: while other prompts are prefilled, tokens decoded ahead are delivered evenly, `target_tbt_ms` apart at
     most. `off`: each as soon as it is computed."""
     cache_prompt: bool = True
-    """False: the whole prompt is computed, whatever of it other requests have computed before or compute now, and
-    nothing of it stays for those that come."""
+    """False: the prompt is computed without the prefix cache, and is not put into it."""
     expects_more: bool = False
-    """Another request is expected to go on from this one's end, which is worth as much to the cache as if one had."""
+    """A hint for the cache: another request will continue from the end of this one, so keep it as if one had."""
     parse_special: bool = False
     """The spelling of a control token in `prompt` is that token, as in a text that a chat template has been applied to;
     BOS is added where the text does not begin with it. In text that others have written it lets them end a turn."""
     tools: Annotated[tuple[Tool, ...], Length(0, MAX_TOOLS, "tools")] = attrs.field(default=(), converter=tuple_or_none)
     """Functions that the model can call; with `messages` only. Its calls are separated from the text."""
     tool_choice: Annotated[str, Length(1, 128), Text()] = "auto"
-    """`auto`, `none`, `required`, or the name of the one tool that must be called. A grammar holds the model to it, and
-    arguments to the tool's schema."""
+    """`auto`, `none`, `required`, or the name of the tool that must be called. A grammar enforces it, and the schema of
+    the arguments."""
     parallel_tool_calls: bool = True
     """False: the output ends with its first call."""
     reasoning: ReasoningMode | None = None
@@ -224,11 +223,11 @@ class Request:
     """Messages that end with the assistant's have its text continued, and only what is new is given; false: another
     turn of the assistant begins. A message with calls is always followed by another turn."""
     truncation: Truncation = "off"
-    """`auto`: where the conversation does not fit the context beside the answer, its oldest turns are left out, and
-    `Finished.dropped_messages` tells how many messages that were; instructions, tools and the last question stay. Space
-    is kept for `max_tokens`, at most half of the context. `compact`: the same, and a summary that the model writes
-    stands for what went (`Finished.summary`); where it is not written within a minute, none does, which a warning says.
-    `off`: it is refused (`PromptTooLarge`)."""
+    """What happens if the conversation does not fit the context. `off`: it is refused (`PromptTooLarge`). `auto`: its
+    oldest turns are left out, and `Finished.dropped_messages` counts their messages; instructions, tools and the last
+    question stay. Space is kept for `max_tokens`, at most half of the context. `compact`: as `auto`, and the model
+    writes a summary of the turns that are left out (`Finished.summary`). If that takes over a minute, there is no
+    summary, and a warning says so."""
     metadata: Annotated[dict[str, Any], Json()] | None = None
     """Echoed in every event of the request on the wire."""
     model: ModelName | None = None

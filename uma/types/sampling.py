@@ -69,21 +69,21 @@ GRAMMAR_FIELDS = ("json_schema", "json_object", "regex", "choice", "lark", "gbnf
 
 @attrs.frozen
 class Grammar:
-    """What the output must look like, in exactly one of these ways (`ValueError` otherwise).
+    """The form that an answer must have. Exactly one of the fields is set (`ValueError` otherwise).
 
-    The output is complete where it ends by `stop`; where `max_tokens` cuts it, the request ends by `length`.
+    The answer is complete if its finish reason is `stop`. If `max_tokens` cuts it, the reason is `length`.
     """
 
     json_schema: Annotated[dict[str, Any], Json(le=65_536, members=MAX_MEMBERS)] | None = None
-    """A JSON Schema; the output is JSON that validates against it, without white space between its parts."""
+    """A JSON Schema. The answer is JSON that validates against it, without white space between its parts."""
     json_object: Literal[True] | None = None
     """`true`: any JSON object."""
     regex: Annotated[str, Length(1), Text()] | None = None
-    """A regular expression, in the syntax of Rust's `regex`, that the whole output matches."""
+    """A regular expression, in the syntax of Rust's `regex`, that matches the whole answer."""
     choice: Annotated[tuple[Annotated[str, Length(1), Text()], ...], Length(1, 10_000, "strings")] | None = attrs.field(
         default=None, converter=tuple_or_none
     )
-    """The output is one of these strings."""
+    """The answer is one of these strings."""
     lark: Annotated[str, Length(1), Text()] | None = None
     """A context-free grammar in llguidance's form of Lark's notation."""
     gbnf: Annotated[str, Length(1), Text()] | None = None
@@ -137,64 +137,70 @@ NO_LIMIT = "; without it the engine's limit holds, and a number over what the co
 @_grammar_in_short
 @attrs.frozen(repr=False)
 class SamplingParams:
-    """How the next token is chosen and when to stop. Ranges are checked on construction (`ValueError`).
+    """Parameters of sampling, and when an answer ends. Values are checked on construction (`ValueError`).
 
     The steps run in the order of llama.cpp's default chain: logit bias, grammar, penalties, DRY, top-n-sigma, top-k,
-    typical-p, top-p, min-p, XTC, temperature, draw. Mirostat takes the place of all between DRY and the draw but
-    temperature. A step that is off at its default is left out. A figure that is None is the engine's setting of the
-    same name (`--temperature`), and greedy without one; `LLM` and the commands put the model's own, else 0.7 and 0.95,
-    in its place.
+    typical-p, top-p, min-p, XTC, temperature, draw. Mirostat replaces all steps between DRY and the draw except
+    temperature. A step with its default value is skipped. A parameter that is None is the engine's setting of the
+    same name (`--temperature`), and greedy without one. `LLM` and the commands use the value of the model's file
+    instead, or 0.7 for temperature and 0.95 for top_p.
     """
 
     max_tokens: Annotated[int, Range(0, hint=NO_LIMIT)] | None = None
-    """Maximum tokens to generate; None: the engine's limit, without one 4,096; 0: the prompt is only read."""
+    """Maximum tokens of an answer. None: the engine's limit, or 4,096 without one. 0: the prompt is only read."""
     min_tokens: Annotated[int, Range(0)] = 0
-    """The end of text is not sampled before this many tokens. Stop strings still end the output."""
+    """Minimum tokens before the model can end the answer. Stop strings still end it."""
     temperature: Temperature | None = None
-    """0 is greedy: always the likeliest token."""
+    """Randomness of the choice. 0 is greedy: always the likeliest token."""
     top_p: Share | None = None
+    """Keep the likeliest tokens whose probabilities together reach this sum (nucleus sampling); 1: all."""
     top_k: TopK | None = None
     """Keep the k likeliest tokens; 0 or -1: all."""
     min_p: Share | None = None
+    """Keep the tokens with at least this fraction of the likeliest token's probability; 0: all."""
     repetition_penalty: RepetitionPenalty | None = None
+    """Makes tokens within `penalty_window` less likely by this factor; 1: no penalty."""
     frequency_penalty: Penalty | None = None
+    """Subtracted from a token's logit for each time that it occurs within `penalty_window`."""
     presence_penalty: Penalty | None = None
+    """Subtracted once from the logit of a token that occurs within `penalty_window`."""
     seed: Annotated[int, Range(0, MAX_SEED)] | None = None
-    """None: the engine draws one, which `Finished.seed` reports."""
+    """Seed of the random choice. None: the engine draws one, which `Finished.seed` reports."""
     stop: Annotated[tuple[Annotated[str, Length(1, 1024)], ...], Length(0, MAX_STOPS, "strings")] = attrs.field(
         default=(), converter=tuple_of_strings
     )
-    """Strings that end the output and are not part of it."""
+    """Strings that end the answer. The string itself is not part of the answer."""
     ignore_eos: bool = False
     """Generate `max_tokens` tokens, also where the model would end earlier."""
     grammar: Grammar | None = None
-    """What the output must look like. Its end ends the output; a stop string in it does so before. `Grammar`'s own
-    fields are taken in its place: `SamplingParams(json_schema={…})`, and so is a class as schema, of pydantic, of attrs
-    or a dataclass."""
+    """The form that the answer must have. The answer ends where the grammar does, or at a stop string before that. The
+    fields of `Grammar` can be given directly: `SamplingParams(json_schema={…})`. A schema can also be a class: of
+    pydantic, of attrs, or a dataclass."""
     logprobs: Annotated[int, Range(0, MAX_LOGPROBS)] | None = None
-    """Number of likeliest tokens reported with each generated token, all with log probabilities. None: no report."""
+    """Number of likeliest tokens that are returned for each token, all with log probabilities. None: no log
+    probabilities."""
     prompt_logprobs: Annotated[int, Range(0, MAX_LOGPROBS)] | None = None
-    """Alternatives for each prompt token but the first, in the `Prompt` event. The whole prompt is computed for it."""
+    """The same for each token of the prompt except the first, in the `Prompt` event. The whole prompt is computed."""
     logit_bias: Annotated[dict[str, float], Length(0, 1024, "tokens"), Values(Range(-100, 100))] | None = attrs.field(
         default=None, converter=_bias_by_name
     )
-    """Added to tokens' logits. A key is a token id in decimal digits, or a text, and counts for each of its tokens."""
+    """Added to logits of tokens. A key is a token id in decimal digits, or a text, which means each of its tokens."""
     n: Annotated[int, Range(1, MAX_ANSWERS)] = 1
-    """Answers to the one prompt, which is prefilled once. Answer i is drawn with `seed` + i."""
+    """Number of answers to the prompt, which is prefilled once. Answer i has the seed `seed` + i."""
     best_of: Annotated[int, Range(1, MAX_ANSWERS)] | None = None
-    """Answers drawn, of which the `n` of highest mean log probability are given. Not with `stream`."""
+    """Answers that are generated; the `n` with the highest mean log probability are returned. Not with `stream`."""
     echo: bool = False
-    """Report the prompt's text and tokens in a `Prompt` event, before the first token."""
+    """Return the prompt's text and tokens too, in a `Prompt` event before the first token."""
     penalty_window: Annotated[int, Range(0, 65_536)] = 64
-    """Tokens of prompt and output that repetition, frequency and presence penalties look back over."""
+    """Number of latest tokens, of prompt and answer, to which the three penalties above apply."""
     penalize_prompt: bool = True
-    """False: these penalties count tokens of the output alone."""
+    """False: these penalties count only tokens of the answer."""
     typical_p: Annotated[float, Range(gt=0, le=1)] = 1.0
     """Keep the tokens nearest to the expected information that make up this probability; 1: all."""
     top_n_sigma: Annotated[float, Range(gt=0)] | None = None
     """Keep the tokens within so many standard deviations of the highest logit; None: all."""
     xtc_probability: Annotated[float, Range(0, 1)] = 0.0
-    """How often all but the least likely of the tokens over `xtc_threshold` are dropped; 0: never."""
+    """Probability with which all tokens over `xtc_threshold` except the least likely one are dropped; 0: never."""
     xtc_threshold: Annotated[float, Range(0, 0.5)] = 0.1
     dynatemp_range: Annotated[float, Range(0, 2)] = 0.0
     """The temperature moves by as much as this up and down with the distribution's entropy; 0: it is fixed."""
@@ -222,9 +228,9 @@ class SamplingParams:
     seed and settings give the same text whatever else runs or ran. Slower, and one such request at a time. Not with
     `echo` or `prompt_logprobs`."""
     max_reasoning_tokens: Annotated[int, Range(0)] | None = None
-    """Maximum tokens of thinking in each answer, its marks not counted: behind them the closing mark is given, and the
-    answer goes on from there. A character that has begun is completed. None: the engine's setting, which has no bound
-    unless it was set."""
+    """Maximum tokens of thinking in each answer, without its marks. At the maximum the closing mark is written, and the
+    answer follows. A character that has begun is completed first. None: the engine's setting, which is no limit
+    by default."""
 
     __repr__ = short_repr
 
@@ -232,16 +238,12 @@ class SamplingParams:
         check(self)
 
     def over(self, defaults: SamplerSettings) -> SamplingParams:
-        """The same, with the defaults filled in where nothing was asked for. `self` where that changes nothing."""
-        missing = {
-            name: value
-            for name in SAMPLER_FIELDS
-            if getattr(self, name) is None and (value := getattr(defaults, name)) != getattr(_NEUTRAL, name)
-        }
-        return attrs.evolve(self, **missing) if missing else self
+        """Return a copy with these defaults for fields that are None, or `self` if that changes nothing."""
+        told = {name: getattr(defaults, name) for name in SAMPLER_FIELDS}
+        return self.with_suggested({name: value for name, value in told.items() if value != getattr(_NEUTRAL, name)})
 
     def with_suggested(self, figures: Mapping[str, float]) -> SamplingParams:
-        """The same, with these figures by name where nothing was asked for."""
+        """Return a copy with these values for fields that have their default, or `self` if that changes nothing."""
         unsaid: dict[str, Any] = {
             name: value for name, value in figures.items() if getattr(self, name) in (None, _DEFAULTS[name])
         }
@@ -249,12 +251,12 @@ class SamplingParams:
 
     @property
     def drawn_answers(self) -> int:
-        """Answers that are computed: more than `n` where the best of them are wanted."""
+        """Number of answers that are generated: `best_of`, or `n` without it."""
         return max(self.n, self.best_of or 1)
 
     @property
     def settled(self) -> SamplerSettings:
-        """The figures for the sampler; what is None changes nothing."""
+        """Settings of the sampler: these parameters, and for those that are None the value that changes nothing."""
         given = {name: value for name in SAMPLER_FIELDS if (value := getattr(self, name)) is not None}
         return SamplerSettings(**given)
 

@@ -21,7 +21,7 @@ MAX_KEEP_SEC = 86_400.0
 
 
 class EventStream(Protocol):
-    """One request's events, in order: a `Prompt` where one was asked for, `Token`s, then exactly one `Finished`."""
+    """The events of a request: `Token`s, then exactly one `Finished`. With `echo` a `Prompt` comes first."""
 
     tap: Callable[[Token], bool] | None
     """Where set, it is called with each token as it comes, and returns whether it took the token. The iteration gives
@@ -50,63 +50,63 @@ class EventStream(Protocol):
 
 @runtime_checkable
 class Source(Protocol):
-    """A generator of text: an `Engine` in this process or a `Client` on a socket. All other code is written against it.
+    """The interface that `Engine`, a model in this process, and `Client`, a session with a server, have in common.
 
-    All methods belong to the Trio thread that opened the source.
+    Call its methods only in the Trio thread that opened it.
     """
 
     @property
     def info(self) -> ServerInfo:
-        """The server or engine that answers."""
+        """The model's card, its capabilities and its limits."""
 
     def generate(self, request: Request) -> AbstractAsyncContextManager[EventStream]:
         """`async with source.generate(request) as stream: async for event in stream: ...`
 
-        The stream gives `Token`s and then exactly one `Finished`; a failure is raised as an `UmaError`, from entering
-        the block or from the iteration. Leaving the block cancels: by the next tick boundary the sequence and its KV
-        cells are gone.
+        Answer a request as a stream of events: `Token`s, then exactly one `Finished`. An error is raised as an
+        `UmaError`, when the block is entered or from the iteration. Leaving the block cancels the request: by the next
+        tick boundary its sequence and KV cells are freed.
         """
 
     async def embed(self, request: EmbedRequest) -> Embeddings:
-        """An embedding of each text. A cancelled call ends the work with the batch that runs.
+        """Compute an embedding of each text. A cancelled call stops after the batch that runs.
 
-        Raises `BadRequest` where the model gives none, `PromptTooLarge` for a text that does not fit the context, and
-        `Overloaded`.
+        Raises `BadRequest` if the model has no embeddings, `PromptTooLarge` for a text that does not fit the context,
+        and `Overloaded`.
         """
 
     async def rerank(self, request: RerankRequest) -> Ranking:
-        """The documents by how well they answer the query. Otherwise as `embed`."""
+        """Rank documents by how well they answer a query. Cancellation and errors are those of `embed`."""
 
     async def decide(self, request: DecisionRequest) -> Decisions:
-        """Probabilities of the answers to questions about one state, of which nothing is generated. A cancelled call
-        ends the work with the batch that runs.
+        """Compute the probability of each answer to questions about one state, without generated text. A cancelled call
+        stops after the batch that runs.
 
-        Raises `BadRequest` where the model cannot answer, `PromptTooLarge`, `TemplateError` and `Overloaded`.
+        Raises `BadRequest` if the model cannot answer, `PromptTooLarge`, `TemplateError` and `Overloaded`.
         """
 
     async def tokenize(self, request: Request, *, pieces: bool = False) -> Tokenized:
-        """The token ids `generate` would compute for this request; with `pieces`, each one's bytes too.
+        """Tokenize a request's prompt as `generate` does; with `pieces` also return the bytes of each token.
 
-        Raises what `generate` would for a bad prompt.
+        Raises the errors of `generate` for a wrong prompt.
         """
 
     async def health(self, *, probe: bool = True) -> Health:
-        """Ask whether generation works; with `probe` by really generating one token."""
+        """Check whether the model can generate; with `probe` by generating one token."""
 
     async def metrics(self) -> Mapping[str, Any]:
-        """A flat snapshot of counters, gauges and histograms (`uma.metrics`); with several models their sums, and each
-        one's by its name in `models`. Never waits for compute.
+        """Return all metrics: counters, gauges and histograms (`uma.metrics`) by name. With several models these are
+        their sums, and `models` has those of each model. Never waits for compute.
         """
 
     async def activity(self, id: str = "") -> Activity:
-        """The requests that run just now, and how many wait; with `id` those of this id alone, which costs no look at
-        what others do: not told is what they wait for of them. Never waits for compute.
+        """Return the requests that run now, and how many wait. With `id` only those of this id, without what they wait
+        for of other requests, which is not computed then. Never waits for compute.
         """
 
     async def explain(self, id: str = "") -> Explained:
-        """Where the time of the newest request with this id went, or of the newest of all: one that runs, or one of
-        the last thousand. Raises `BadRequest` where there is none that the caller can ask about. Never waits for
-        compute.
+        """Return where a request's time went: that of the newest request with this id, or of the newest of all. It
+        runs, or is one of the last thousand. Raises `BadRequest` if there is none that the caller can ask about. Never
+        waits for compute.
         """
 
 
