@@ -220,13 +220,13 @@ def test_a_damaged_index_or_file_of_responses_costs_itself_alone_and_stays_open_
 ) -> None:
     damaged, errors = tmp_path / name, list[Exception]()
     with closing(Store(tmp_path)) as store:
-        assert store.responses.chain("resp_1", "") == []
+        assert list(store.responses.chain("resp_1", "")) == []
     damaged.write_bytes(b"no database " * 1_000)
     for _ in range(3):
         try:
             with closing(Store(tmp_path)) as store:
                 assert store.files("", 10) == ([], False)
-                store.responses.chain("resp_1", "")
+                list(store.responses.chain("resp_1", ""))
         except (sqlite3.Error, KeptFault) as error:
             errors.append(error)  # with all that its traceback holds
     assert [type(error) for error in errors] == [KeptFault if name == "responses.db" else sqlite3.DatabaseError] * 3

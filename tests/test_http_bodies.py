@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -160,6 +161,23 @@ def test_a_body_counts_until_its_answer_begins(open_to_all: HostedHttp) -> None:
         raw.sock.sendall(body[-1:])
         assert raw.head()[0] == 200
         assert held(open_to_all) == 0
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_body_whose_client_has_gone_waits_for_no_thread(open_to_all: HostedHttp, path: str) -> None:
+    body = json.dumps({**SMALL, "input": ["a"] * 5_000, "content": ["a"] * 5_000}).encode()
+    parsing, takers = open_to_all.gateway.parsing, [object(), object()]
+    assert parsing.total_tokens == len(takers)
+    for taker in takers:
+        open_to_all.call(partial(parsing.acquire_on_behalf_of_nowait, taker))
+    try:
+        with open_to_all.connect() as raw:
+            raw.send("POST", path, body)
+            until_held(open_to_all, len(body))
+        until_held(open_to_all, 0)
+    finally:
+        for taker in takers:
+            open_to_all.call(partial(parsing.release_on_behalf_of, taker))
 
 
 def test_one_client_can_always_send_the_longest_body(tiny: Path) -> None:

@@ -55,6 +55,19 @@ def test_a_response_goes_on_from_a_stored_one_and_is_listed_and_deleted(tmp_path
             client.responses.create(input="Hi", previous_response_id=unstored.id, **ASKED)
 
 
+def test_a_stored_conversation_is_no_longer_than_one_that_is_sent_whole(tmp_path: Path) -> None:
+    with (
+        short_directory() as place,
+        running_http(place, "--store-responses", "1", "--max-frame-bytes", "100000") as server,
+    ):
+        item = {"role": "user", "content": "Hi", "note": "x" * 60_000}  # it is kept packed, in some 100 bytes
+        first = server.ask("POST", "/v1/responses", {**ASKED, "input": [item]}).json["id"]
+        refused = server.ask("POST", "/v1/responses", {**ASKED, "input": [item], "previous_response_id": first})
+        assert (refused.status, "previous_response_id" in str(refused.json)) == (413, True), refused.body
+        second = server.ask("POST", "/v1/responses", {**ASKED, "input": "Hi", "previous_response_id": first}).json["id"]
+        assert len(server.ask("GET", f"/v1/responses/{second}/input_items").json["data"]) == 3
+
+
 def test_a_chain_takes_the_space_of_its_turns_and_what_is_deleted_stays_as_long_as_it_is_gone_on_from(
     tmp_path: Path,
 ) -> None:
@@ -69,13 +82,13 @@ def test_a_chain_takes_the_space_of_its_turns_and_what_is_deleted_stays_as_long_
         for turn in range(10):
             keep(f"r{turn}", f"r{turn - 1}" if turn else None, age_sec=100.0, max_age_sec=200.0)
         assert kept.forget("r4", "ada") and not kept.forget("r4", "ada")
-        assert (len(kept.chain("r9", "ada")), kept.chain("r4", "ada")) == (10, [])
+        assert (len(list(kept.chain("r9", "ada"))), list(kept.chain("r4", "ada"))) == (10, [])
         for turn in range(5, 10):
             assert kept.forget(f"r{turn}", "ada")
         assert left() == ["r0", "r1", "r2", "r3"]  # with the last that went on from it, it went too
         keep("other", None, age_sec=100.0, max_age_sec=200.0)
         keep("new", "r3")
-        assert left() == ["r0", "r1", "r2", "r3", "new"] and len(kept.chain("new", "ada")) == 5
+        assert left() == ["r0", "r1", "r2", "r3", "new"] and len(list(kept.chain("new", "ada"))) == 5
         kept.add([KeptRow(owner="ada", body=os.urandom(2_000), id="last")], max_age_sec=60.0, max_bytes=2_060)
         assert left() == ["r0", "r1", "last"]  # the oldest that nothing goes on from makes way, until the rest fits
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import parse_qs
@@ -147,7 +147,7 @@ class Exchange:
     """The body's object, where it was asked for before `built`."""
     is_quick: bool = attrs.field(default=True, init=False)
     """Whether the body is read on Trio's thread: it is small, as is what it goes on from."""
-    _held_bytes: int = attrs.field(default=0, init=False)
+    held_bytes: int = attrs.field(default=0, init=False)
     """What this exchange's body has of the budget."""
     _holder: Hashable = attrs.field(default=None, init=False)
     """The client that it is counted on."""
@@ -209,8 +209,7 @@ class Exchange:
                 piece = await self.piece(began, len(body))
                 if len(body) + len(piece) > self.max_body_bytes:
                     raise self._too_large()
-                self.bodies.take(self._holder, len(piece))
-                self._held_bytes += len(piece)
+                self.hold(len(piece))
                 body += piece
                 if not self.has_body:
                     expected.came_in_part(self)
@@ -234,9 +233,14 @@ class Exchange:
         data: bytes = message.get("body", b"")
         return data
 
+    def hold(self, more_bytes: int) -> None:
+        """Count so many more bytes as this exchange's body's. Raises `BodiesFull`."""
+        self.bodies.take(self._holder, more_bytes)
+        self.held_bytes += more_bytes
+
     def release_body(self) -> None:
         """Give the budget back what this exchange's body has of it."""
-        held, self._held_bytes = self._held_bytes, 0
+        held, self.held_bytes = self.held_bytes, 0
         self.bodies.give_back(self._holder, held)
 
     def _check_encoding(self) -> None:
@@ -252,17 +256,13 @@ class Exchange:
         `keeps`: `fields` was called before, and the body can be built from again.
 
         Raises `RateLimited` where the key has as many bodies on their way as it is given requests, `InvalidJson` or
-        `BadRequest` where the body is no object, `BadRequest` where it holds more than `check_size` allows, and
-        whatever `body` and `build` raise.
+        `BadRequest` where the body is no object, `BadRequest` where it holds more than `check_size` allows,
+        `ClientGoneError` where the client hangs up before its turn, and whatever `body` and `build` raise.
         """
         if self._fields is not None:
             make = partial(build, self._fields)
             self._fields = self._fields if keeps else None
-            return (
-                make()
-                if self.is_quick
-                else await trio.to_thread.run_sync(make, limiter=self.parsing, abandon_on_cancel=True)
-            )
+            return make() if self.is_quick else await self._in_thread(make)
         with self.sending():
             data = await self.body()
             self.is_quick = is_quick(data)
@@ -278,9 +278,17 @@ class Exchange:
                 return fields, build(fields)
 
             with arrivals().reading(len(data)):
-                fields, made = await trio.to_thread.run_sync(read, limiter=self.parsing, abandon_on_cancel=True)
+                fields, made = await self._in_thread(read)
             self._note_user(fields)
             return made
+
+    async def _in_thread(self, read: Callable[[], T]) -> T:
+        """What `read` gives in one of the few threads that read large bodies. Those of clients that have given up
+        are not read: with retries behind time-outs these would be most.
+        """
+        return await self.unless_gone(
+            partial(trio.to_thread.run_sync, read, limiter=self.parsing, abandon_on_cancel=True)
+        )
 
     def _note_user(self, fields: dict[str, Any]) -> None:
         """Have the origin of what this task asks for name the body's `user`."""
@@ -307,11 +315,31 @@ class Exchange:
         with self.account.sending_now():
             yield
 
-    async def cancel_on_disconnect(self, scope: trio.CancelScope) -> None:
-        """Cancel `scope` once the client is gone, or has closed its sending half."""
-        while (await self.receive())["type"] != "http.disconnect":
-            pass
-        scope.cancel()
+    @asynccontextmanager
+    async def connected(self) -> AsyncIterator[None]:
+        """A block that is left where the client hangs up or sends no more. Its `UmaError` comes out alone."""
+        failure: UmaError | None = None
+
+        async def leave() -> None:
+            while (await self.receive())["type"] != "http.disconnect":
+                pass
+            nursery.cancel_scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(leave)
+            try:
+                yield
+            except UmaError as error:
+                failure = error
+            nursery.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+
+    async def unless_gone(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """What `ask` gives. Raises its `UmaError`, and `ClientGoneError` where the client hangs up: that cancels it."""
+        async with self.connected():
+            return await ask()
+        raise ClientGoneError
 
     async def send(self, message: Message) -> None:
         """ASGI's `send`, which gives the answer this exchange's own headers."""

@@ -24,7 +24,7 @@ from uma.http.batch_queue import BatchQueue
 from uma.http.body_budget import BodyBudget
 from uma.http.dialect import JSON, Body, Writer, dumps
 from uma.http.exchange import Exchange
-from uma.http.generation import gather, stream, unless_gone
+from uma.http.generation import gather, stream
 from uma.http.ignored import Ignored, header_value
 from uma.http.keys import KeyFile
 from uma.http.models import ModelNames
@@ -290,7 +290,7 @@ class Gateway:
         self.unread.check()
         request = self.admitted_whole(http, request)
         with self._ended_from_outside(http, 1) as work, metered_whole(request, http.account) as meter:
-            found = await unless_gone(http, partial(ask, request))
+            found = await http.unless_gone(partial(ask, request))
             meter.usage = Usage(tokens_of(found), 0, 0)
             return found
         raise work.error()

@@ -19,7 +19,7 @@ import trio
 
 from uma.errors import PromptTooLarge, UmaError
 from uma.http.dialect import Writer
-from uma.http.exchange import ClientGoneError, Exchange
+from uma.http.exchange import Exchange
 from uma.http.telemetry import POLL_SEC, PromptState, Telemetry
 from uma.http.usage import dropped_messages
 from uma.net.faults import as_uma_error
@@ -49,7 +49,8 @@ async def stream(source: Source, http: Exchange, writer: Writer) -> None:
 
     Raises the `UmaError` of a request that fails before the answer has begun; later errors are part of the stream.
     """
-    await while_connected(http, partial(_Streamed(http, writer).run, source))
+    async with http.connected():
+        await _Streamed(http, writer).run(source)
 
 
 async def gather(source: Source, http: Exchange, requests: Sequence[Request]) -> list[Finished]:
@@ -57,46 +58,19 @@ async def gather(source: Source, http: Exchange, requests: Sequence[Request]) ->
 
     Raises the `UmaError` of a request that fails, and `ClientGoneError` where the client went away meanwhile.
     """
-    results = await unless_gone(http, partial(_gather, source, http, requests))
+    results = await http.unless_gone(partial(_gather, source, http, requests))
     if dropped := dropped_messages(results):
         http.extra_headers.append((b"x-uma-dropped-messages", str(dropped).encode()))
     return results
 
 
 async def small_work(http: Exchange, ask: Callable[[], Awaitable[T]]) -> T:
-    """`unless_gone` for work outside generation, such as tokenizing: to the key's bounds it is a body on its way.
+    """`http.unless_gone` for work outside generation, such as tokenizing: to the key's bounds it is a body on its way.
 
     It is not counted as running: a page renders, and an agent counts tokens, beside the one answer that a key may have.
     """
     with http.sending():
-        return await unless_gone(http, ask)
-
-
-async def unless_gone(http: Exchange, ask: Callable[[], Awaitable[T]]) -> T:
-    """What `ask` gives. A client that goes away cancels it, which raises `ClientGoneError`. Raises its `UmaError`."""
-    found: list[T] = []
-
-    async def work() -> None:
-        found.append(await ask())
-
-    await while_connected(http, work)
-    if not found:
-        raise ClientGoneError
-    return found[0]
-
-
-async def while_connected(http: Exchange, work: Callable[[], Awaitable[None]]) -> None:
-    """Run `work`, and cancel it where the client goes away. Raises its `UmaError`."""
-    failure: UmaError | None = None
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(http.cancel_on_disconnect, nursery.cancel_scope)
-        try:
-            await work()
-        except UmaError as error:
-            failure = error
-        nursery.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
+        return await http.unless_gone(ask)
 
 
 async def _gather(source: Source, http: Exchange, requests: Sequence[Request]) -> list[Finished]:

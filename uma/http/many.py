@@ -16,7 +16,7 @@ from uma.http.dialect import Dialect, Writer
 from uma.http.embedding import Computes
 from uma.http.exchange import Exchange
 from uma.http.gateway import Gateway
-from uma.http.generation import HEARTBEAT_SEC, MAX_AT_ONCE, NO_BUFFERING, unless_gone
+from uma.http.generation import HEARTBEAT_SEC, MAX_AT_ONCE, NO_BUFFERING
 from uma.http.ignored import header_value
 from uma.http.keep_alive import keep_sec
 from uma.http.local_user import is_manager
@@ -77,7 +77,7 @@ async def of_model(gateway: Gateway, http: Exchange, endpoint: object) -> AsyncI
             if dialect is not None and dialect.is_streamed(fields):
                 telling.start_soon(_tell_of_load, http, dialect, partial(models.find, http.model))
             with gateway.waiting(http):
-                source = await unless_gone(http, partial(stack.enter_async_context, models.using(name, kept, http.id)))
+                source = await http.unless_gone(partial(stack.enter_async_context, models.using(name, kept, http.id)))
             telling.cancel_scope.cancel()
         http.model = source.info.model.name
         yield gateway.to_model(source, ModelNames(asked or source.info.model.name, takes_any=True))

@@ -5,7 +5,6 @@ disk. Names are the server's own, or what `uma pull` takes.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import attrs
@@ -15,7 +14,7 @@ from uma.errors import BadRequest, ModelError, UmaError
 from uma.http.dialect import NDJSON, dumps
 from uma.http.exchange import Exchange
 from uma.http.gateway import Gateway
-from uma.http.generation import NO_BUFFERING, while_connected
+from uma.http.generation import NO_BUFFERING
 from uma.http.local_user import check_manager
 from uma.http.many import own_model
 from uma.http.problem import NotFound, Unsupported
@@ -55,7 +54,8 @@ async def pull(gateway: Gateway, http: Exchange) -> None:
     models = _managed(gateway)
     download = models.download(body.asked(gateway.reader(http)))
     answer = _answer_whole if body.stream is False else _answer_stream
-    await while_connected(http, partial(answer, http, models, download))
+    async with http.connected():
+        await answer(http, models, download)
 
 
 async def _fetched(download: Download) -> None:

@@ -8,6 +8,7 @@ is nobody to bind one to but the program that was told its id, 96 random bits th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -16,7 +17,7 @@ from uma.http.dialect import Body, dumps
 from uma.http.exchange import Exchange
 from uma.http.files import limit_of, owner_of, page_of
 from uma.http.gateway import Gateway
-from uma.http.problem import NotFound, Unsupported
+from uma.http.problem import BodyTooLarge, NotFound, Unsupported
 from uma.kept import Kept, KeptRow
 
 MAX_LISTED = 100
@@ -32,7 +33,8 @@ def days_kept(gateway: Gateway) -> float:
 
 async def before(gateway: Gateway, http: Exchange, fields: Mapping[str, Any]) -> list[Any]:
     """What comes before a body's own input: that of `previous_response_id` and its answer. Raises `NotFound` where the
-    key has no such response, and `Unsupported` where none are stored.
+    key has no such response, `Unsupported` where none are stored, and `BodyTooLarge` or `BodiesFull` where a body that
+    brought all of it would be refused so.
     """
     if (id := fields.get("previous_response_id")) is None:
         return []
@@ -41,7 +43,10 @@ async def before(gateway: Gateway, http: Exchange, fields: Mapping[str, Any]) ->
             "previous_response_id",
             "responses are not stored here (--store-responses DAYS does); send the whole conversation as input",
         )
-    return await _of(gateway, http, _items, str(id), "previous_response_id")
+    items = partial(_items, http.max_body_bytes - http.held_bytes)
+    found, size_bytes = await _of(gateway, http, items, str(id), "previous_response_id")
+    http.hold(size_bytes)
+    return found
 
 
 async def keep(gateway: Gateway, http: Exchange, before: list[Any], own: list[Any], response: Body) -> None:
@@ -76,10 +81,9 @@ async def input_items(gateway: Gateway, http: Exchange) -> None:
     limit, after = limit_of(http.query, MAX_LISTED), http.query.get("after")
 
     def listed(kept: Kept, id: str, owner: str) -> bytes | None:
-        every = enumerate(_items(kept, id, owner, with_answer=False))
-        items = [{"type": "message", **item, "id": item.get("id") or f"item_{at}"} for at, item in every]
-        if not items:
+        if (found := _items(http.max_body_bytes, kept, id, owner, with_answer=False)) is None:
             return None
+        items = [{"type": "message", **item, "id": item.get("id") or f"item_{at}"} for at, item in enumerate(found[0])]
         if http.query.get("order") != "asc":
             items.reverse()
         begin = next((at for at, item in enumerate(items, 1) if item["id"] == after), 0)
@@ -92,10 +96,22 @@ def _id(http: Exchange) -> str:
     return f"resp_{http.scope['path_params']['id']}"
 
 
-def _items(kept: Kept, id: str, owner: str, *, with_answer: bool = True) -> list[Any]:
-    """Input and output of a response, or its input alone, behind those that it goes on from; empty without it."""
-    parts = [part for turn in kept.chain(id, owner) for part in json_bytes.loads(turn)]
-    return list(chain.from_iterable(parts if with_answer else parts[:-1]))
+def _items(
+    most_bytes: int, kept: Kept, id: str, owner: str, *, with_answer: bool = True
+) -> tuple[list[Any], int] | None:
+    """Input and output of a response, or its input alone, behind those that it goes on from, and the length of all as
+    JSON; None without it. Raises `BodyTooLarge` where that is over `most_bytes`.
+    """
+    parts, size_bytes = list[list[Any]](), 0
+    for turn in kept.chain(id, owner):
+        size_bytes += len(turn)
+        if size_bytes > most_bytes:
+            raise BodyTooLarge.at(
+                "previous_response_id",
+                "the conversation is over max_frame_bytes, with what came before; begin another, with a summary of it",
+            )
+        parts += json_bytes.loads(turn)
+    return (list(chain.from_iterable(parts if with_answer else parts[:-1])), size_bytes) if parts else None
 
 
 async def _of(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import cached_property, partial
 from itertools import pairwise
 from typing import Annotated, Any
@@ -240,7 +240,7 @@ class Page:
         those that were sent last.
         """
         await http.start(200, EVENT_STREAM, [NO_CACHE])
-        async with _while_connected(http):
+        async with http.connected():
             sent: list[str] = []
             user = await user_of(http)
             frame = await self.live.frame(http)
@@ -264,7 +264,7 @@ class Page:
     async def _stream(self, http: Exchange, answer: PageAnswer, seen: Extent) -> None:
         with answer.reader():
             await http.start(200, EVENT_STREAM, [NO_CACHE, (b"x-uma-request", answer.id.encode())])
-            async with _while_connected(http):
+            async with http.connected():
                 await self._write_answer(http, answer, seen)
 
     async def _write_answer(self, http: Exchange, answer: PageAnswer, seen: Extent) -> None:
@@ -449,12 +449,3 @@ def _last_event(answer: PageAnswer) -> bytes:
             "summary": finished.summary,
         },
     )
-
-
-@asynccontextmanager
-async def _while_connected(http: Exchange) -> AsyncIterator[None]:
-    """Leave the block where the client hangs up."""
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(http.cancel_on_disconnect, nursery.cancel_scope)
-        yield
-        nursery.cancel_scope.cancel()
