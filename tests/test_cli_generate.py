@@ -448,14 +448,6 @@ def test_a_closed_pipe_ends_it_quietly(form: tuple[str, ...], at: tuple[str, str
     assert server.settled()["active_sequences"] == 0
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-def test_a_full_disk_is_told_in_one_line(at: tuple[str, str]) -> None:
-    with Path("/dev/full").open("wb") as full:
-        done = generate("hello", *at, stdout=full)
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == b"uma: error: standard output: No space left on device"
-
-
 def through_shell(line: str) -> subprocess.CompletedProcess[bytes]:
     """`uma` in a line of a shell, which is what closes and redirects descriptors."""
     return subprocess.run(
@@ -472,11 +464,29 @@ def test_an_answer_comes_also_where_nothing_can_be_said_beside_it(redirection: s
     assert (done.returncode, done.stdout) == (0, generate(*greedy).stdout)
 
 
-@pytest.mark.parametrize("command", ["generate hello --max-tokens 4 {at}", "--help"])
-def test_a_closed_standard_output_is_an_error(command: str, at: tuple[str, str]) -> None:
-    done = through_shell(f"uma {command.format(at=shlex.join(at))} >&-")
+@pytest.mark.parametrize(
+    "command", ["generate hello --max-tokens 4 {at}", "--help", "models {at}", "ps {at}", "schema"]
+)
+@pytest.mark.parametrize("output", ["/dev/full", "&-"])
+def test_a_standard_output_that_takes_nothing_is_an_error(command: str, output: str, at: tuple[str, str]) -> None:
+    if output == "/dev/full" and not Path(output).exists():
+        pytest.skip("this system has no /dev/full")
+    done = through_shell(f"uma {command.format(at=shlex.join(at))} >{output}")
     assert done.returncode == 1
-    assert done.stderr.decode().splitlines()[-1] == "uma: error: standard output: Bad file descriptor"
+    why = "No space left on device" if output == "/dev/full" else "Bad file descriptor"
+    assert done.stderr.decode().splitlines()[-1] == f"uma: error: standard output: {why}"
+
+
+def test_a_disk_without_space_for_any_file_keeps_no_command_from_working() -> None:
+    done = through_shell("ulimit -f 0; uma models")
+    assert (done.returncode, b"builtin" in done.stdout, b"Traceback" in done.stderr) == (0, True, False), done.stderr
+
+
+@pytest.mark.parametrize("command", ["trace {file} --seconds 0.1 {at}", "key new one --keys {file}"])
+def test_a_disk_that_takes_no_more_is_told_with_the_file(command: str, at: tuple[str, str], tmp_path: Path) -> None:
+    file = tmp_path / "out"
+    done = through_shell(f"ulimit -f 0; uma {command.format(file=file, at=shlex.join(at))}")
+    assert re.fullmatch(f"uma: error: {file}: .*File too large\n", done.stderr.decode())
 
 
 def test_a_context_of_another_size_than_was_asked_for_is_told(tiny: Path) -> None:

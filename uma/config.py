@@ -12,6 +12,7 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import UnionType
@@ -40,8 +41,15 @@ BARE_HTTP = "127.0.0.1:8080"
 def default_socket() -> str:
     """`$XDG_RUNTIME_DIR/uma/uma.sock`, otherwise in a directory of this user in the system's temporary folder."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
-    base = Path(runtime) / "uma" if runtime else Path(tempfile.gettempdir()) / f"uma-{posix.user_id()}"
+    base = Path(runtime) / "uma" if runtime else Path(_temporary()) / f"uma-{posix.user_id()}"
     return str(base / "uma.sock")
+
+
+def _temporary() -> str:
+    """The system's temporary folder, also where its disk is full: Python takes none then."""
+    with suppress(FileNotFoundError):
+        return tempfile.gettempdir()
+    return os.environ.get("TMPDIR") or "/tmp"
 
 
 def own_folder(name: str) -> str:

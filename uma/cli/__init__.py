@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from uma.cli import say
-from uma.cli.streams import abandon_output, mend
+from uma.cli.streams import OUTPUT, abandon_output, mend
 from uma.errors import BadRequest, ConfigError, ModelError, PromptTooLarge, TemplateError, UmaError
 from uma.wrong import renamed
 
@@ -50,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if is_terminal and isinstance(error, OSError) and error.errno == errno.EIO:
             abandon_output()
             return TERMINAL_GONE  # its SIGHUP can come later than this
+        if isinstance(error, OSError) and error.filename == OUTPUT:
+            abandon_output()
         return _report(error, FAILED)
     except SystemExit:
         # `--help` has written to standard output, or has failed to.
@@ -68,7 +70,7 @@ def _flush() -> None:
         raise
     except OSError as error:
         abandon_output()
-        raise OSError(error.errno, error.strerror, "standard output") from None
+        raise OSError(error.errno, error.strerror, OUTPUT) from None
 
 
 def _dispatch(argv: Sequence[str] | None) -> int:

@@ -17,6 +17,7 @@ import trio
 from uma import json_text
 from uma.cli import say
 from uma.cli.sanitize import sanitize
+from uma.cli.streams import naming
 from uma.cli.table import laid_out, print_wrapped, width_of
 from uma.cli.trio_run import Interrupts, run
 from uma.errors import ConfigError
@@ -116,7 +117,7 @@ def _export(entries: Iterable[HistoryEntry], name: str) -> int:
     except OSError as error:
         raise ConfigError(f"--export: {name}: {error.strerror}") from None
     rows = 0
-    with nullcontext(out) if name == "-" else out:
+    with naming(name), nullcontext(out) if name == "-" else out:
         for entry in entries:
             out.write(json_text.dumps(batch_row(entry)) + "\n")
             rows += 1

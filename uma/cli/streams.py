@@ -9,8 +9,14 @@ from __future__ import annotations
 import io
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import IO, Any
+
+from uma.errors import UmaError
+
+OUTPUT = "standard output"
+"""The name of descriptor 1 in errors."""
 
 
 def mend() -> None:
@@ -54,6 +60,17 @@ def abandon_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
+@contextmanager
+def naming(file: str) -> Iterator[None]:
+    """A block that writes to `file`: an error of the system's that names none, as that of a full disk, names it."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, UmaError) or error.filename:
+            raise
+        raise OSError(error.errno, error.strerror, file) from None
+
+
 class _StandardOutput(io.FileIO):
     """Descriptor 1, whose errors say that it was standard output that could not be written."""
 
@@ -64,7 +81,7 @@ class _StandardOutput(io.FileIO):
         except BrokenPipeError:
             raise
         except OSError as error:
-            raise OSError(error.errno, error.strerror, "standard output") from None
+            raise OSError(error.errno, error.strerror, OUTPUT) from None
 
 
 class _Lossy(io.BufferedIOBase):

@@ -14,6 +14,7 @@ import attrs
 import trio
 
 from uma.cli.sanitize import sanitize
+from uma.cli.streams import OUTPUT
 from uma.cli.table import cell_len, width_of
 
 with suppress(ImportError):  # Windows
@@ -124,7 +125,7 @@ class TextOutput:
         except BrokenPipeError:
             raise
         except OSError as error:
-            raise OSError(error.errno, error.strerror, "standard output") from None
+            raise OSError(error.errno, error.strerror, OUTPUT) from None
 
     async def _writable(self) -> None:
         if self._can_wait:

@@ -8,6 +8,7 @@ import os
 from uma.cli import say
 from uma.cli.options import load_settings
 from uma.cli.source import asking
+from uma.cli.streams import naming
 from uma.cli.trio_run import Interrupts, run
 from uma.errors import ConfigError
 
@@ -24,7 +25,7 @@ def main(options: argparse.Namespace) -> int:
             file = os.fdopen(os.open(options.out, flags, 0o600), "w", encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"{options.out}: cannot be written: {error.strerror}; name another file") from None
-        with file:
+        with naming(options.out), file:
             async with asking(config.socket) as client:
                 trace = await client.trace(options.seconds)
             file.write(trace)

@@ -155,12 +155,12 @@ def add(path: Path, name: str, models: Sequence[str] | None = None, *, manages_m
     key = PREFIX + secrets.token_urlsafe(32)
     try:
         fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        with os.fdopen(fd, "a", encoding="utf-8") as file:
+            # An editor can have left the last line without its end.
+            begin = "" if before.endswith("\n") or not before else "\n"
+            file.write(f'{begin}[{name}]\nsha256 = "{hash_of(key)}"\n{bounds}\n')
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
-    with os.fdopen(fd, "a", encoding="utf-8") as file:
-        # An editor can have left the last line without its end.
-        begin = "" if before.endswith("\n") or not before else "\n"
-        file.write(f'{begin}[{name}]\nsha256 = "{hash_of(key)}"\n{bounds}\n')
     return key
 
 
