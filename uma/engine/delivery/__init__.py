@@ -1,1 +1,1 @@
-"""Tokens on their way from the decode thread to their readers."""
+"""Delivery of tokens from the decode thread to their readers."""

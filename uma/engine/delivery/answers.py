@@ -1,6 +1,6 @@
-"""Several answers to one prompt: their sequences' events become one stream, with one last event for all.
+"""Several answers to one prompt: the events of their sequences become one stream with one last event.
 
-Each answer is a sequence of its own, with its own credit window. Everything here belongs to the Trio thread.
+Each answer is a sequence with its own credit window. Everything here belongs to the Trio thread.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from uma.types import Answer, Event, Finished, Prompt, Request, RequestMetrics, 
 
 
 class AnswerGroup:
-    """The answers to one request: the `Control` of its stream, and where its sequences' events go."""
+    """The answers to one request: `Control` of their stream, and destination of their events."""
 
     def __init__(
         self,
@@ -32,17 +32,17 @@ class AnswerGroup:
         self._controls = controls
         self._finished: dict[int, Finished] = {}
         self._order: deque[int] = deque()
-        """Index of the answer of each event that was given and whose credit has not come back."""
+        """Answers, by index, of the events that were given and whose credit has not been returned, in order."""
         self._is_over = False
         self.ports: list[AnswerPort] = []
-        """Where the answers' events come from; each adds itself."""
+        """Destinations of the answers' events; each adds itself."""
         self.on_drop = on_drop
         self._early: deque[tuple[int, Event]] | None = deque() if _tells_prompt(request) else None
-        """What came before the event about the prompt, where there is one: the first answer's sequence has it."""
+        """Events before the one about the prompt, if there is one: it comes from the first answer's sequence."""
         self.stream = RequestStream(self, on_end, on_drop)
 
     def deliver(self, index: int, event: Event | UmaError) -> None:
-        """An event of the answer `index`."""
+        """Deliver an event of the answer `index`."""
         if self._early is not None:
             if not isinstance(event, Prompt | UmaError) and not (isinstance(event, Finished) and index == 0):
                 self._early.append((index, event))
@@ -68,24 +68,24 @@ class AnswerGroup:
             self.stream.deliver(event)
 
     def cancel(self) -> None:
-        """End all of them at the next tick boundary, and drop the tokens that were computed ahead."""
+        """End all answers at the next tick boundary, and drop tokens that were computed ahead."""
         for port in self.ports:
             port.early.leave()
         for control in self._controls:
             control.cancel()
 
     def end_thinking(self) -> None:
-        """Close the thinking of each with its next token."""
+        """Close the thinking of each answer with its next token."""
         for control in self._controls:
             control.end_thinking()
 
     def fail(self, error: UmaError) -> None:
-        """End all of them with an error, because an event of one could not be delivered."""
-        self._is_over = True  # before what waits: an end among it must not be delivered instead
+        """End all answers with an error, because an event of one could not be delivered."""
+        self._is_over = True  # before waiting events are released: an end among them must not be delivered instead
         self.stream.fail(error)
 
     def credit(self, events: int) -> None:
-        """The reader has taken so many more events: those that were given first."""
+        """Return credit for `events` events that the reader has taken, to the answers whose events came first."""
         taken = list(islice(self._order, events))
         for _ in taken:
             self._order.popleft()
@@ -100,7 +100,7 @@ def _tells_prompt(request: Request) -> bool:
 
 @attrs.define(eq=False)
 class AnswerPort:
-    """Where one sequence's events go, each at its own time. `forget` is called when the sequence has ended."""
+    """Destination of one sequence's events, each given at its time. `forget` is called when the sequence has ended."""
 
     group: AnswerGroup
     index: int
@@ -129,7 +129,7 @@ class AnswerPort:
         self.group.end_thinking()
 
     def deliver(self, event: Event | UmaError, at_ms: float) -> None:
-        """Called by the engine: the next event has come, and it is `at_ms` now."""
+        """Called by the engine: the next event is due, at `at_ms`."""
         if type(event) is Token and at_ms < math.inf:
             self.lateness.had_token(at_ms)
         if isinstance(event, Finished | UmaError):
@@ -140,7 +140,7 @@ class AnswerPort:
 
 
 def joined(request: Request, drawn: Sequence[Finished]) -> Finished:
-    """One last event for all answers; with `best_of`, of the `n` likeliest a token, the likeliest first."""
+    """One last event for all answers; with `best_of`, for the `n` of the highest mean log probability, in order."""
     kept = list(drawn)
     if len(kept) > request.sampling.n:
         kept = sorted(kept, key=_mean_logprob, reverse=True)[: request.sampling.n]
@@ -178,7 +178,7 @@ def _mean_logprob(finished: Finished) -> float:
 
 
 def _metrics(several: Sequence[RequestMetrics]) -> RequestMetrics:
-    """How they were served together: the first one's way to its first token, all of their decoding."""
+    """Metrics of all answers together: the first one's time to first token, and the decoding of all."""
     return attrs.evolve(
         several[0],
         decode_ms=max(one.decode_ms for one in several),

@@ -1,6 +1,6 @@
-"""Text of tokens that can be shown: whole characters only, nothing that can yet become a stop string.
+"""Text of tokens as it can be shown: whole characters, and nothing that could become a stop string.
 
-Pure: bytes in, text out, so that any split of a character or of a stop string over tokens can be tested.
+Pure: bytes in, text out, so any split of a character or stop string over tokens can be tested.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 
 class TextStream:
-    """One sequence's output text. `push` gives the text that a token sets free; once `stopped`, push no more.
+    """One sequence's output text. `push` returns the text that a token releases; after `stopped`, push no more.
 
-    A token costs a search of what is held, and for each stop string as many comparisons as characters of it had come.
+    A token costs a search of the text held back, and for each stop string a comparison per matched character.
     """
 
     __slots__ = ("_decoder", "_firsts", "_held", "_matched", "_stops", "stopped", "stopped_by")
@@ -23,14 +23,14 @@ class TextStream:
         self._firsts = {stop[0] for stop in stops}
         self._held = ""
         self._matched = [0] * len(stops)
-        """How much of each stop string the text ends with."""
+        """Number of characters of each stop string with which the text ends."""
         self.stopped = False
-        """A stop string came. The text given out ends just before it."""
+        """Whether a stop string came. The text given out ends just before it."""
         self.stopped_by: str | None = None
-        """Which one."""
+        """Stop string that came."""
 
     def push(self, piece: bytes) -> str:
-        """The text that is certain once these bytes have come. Malformed bytes become U+FFFD."""
+        """Text that is certain with these bytes. Malformed bytes become U+FFFD."""
         text = self._decoder.decode(piece)
         if not self._held and self._firsts.isdisjoint(text):
             return text
@@ -38,11 +38,11 @@ class TextStream:
 
     @property
     def holds(self) -> bool:
-        """Whether some of the bytes that came have not been given out as text: `finish` would give more."""
+        """Whether text is held back: `finish` would return more."""
         return self._held != "" or self._decoder.getstate()[0] != b""
 
     def finish(self) -> str:
-        """What is still held when no more tokens come: an unfinished character becomes U+FFFD."""
+        """Text held back, once no more tokens come: an unfinished character becomes U+FFFD."""
         if self.stopped:
             return ""
         text = self._release(self._decoder.decode(b"", final=True))
@@ -54,7 +54,7 @@ class TextStream:
         text = self._held + more
         ends = ((at + len(stop), -len(stop)) for stop in self._stops if (at := text.find(stop)) >= 0)
         if (first := min(ends, default=None)) is not None:
-            # The stop string that is complete first counts, so that what is shown does not depend on where tokens end.
+            # The stop string that is complete first counts: the result does not depend on the split into tokens.
             end, start = first[0], sum(first)
             self.stopped, self._held, self.stopped_by = True, "", text[start:end]
             return text[:start]
@@ -66,5 +66,5 @@ class TextStream:
 
 
 def _begun(text: str, stop: str, most: int) -> int:
-    """How much of a stop string that is not in the text, at most so much, the text ends with."""
+    """Number of characters, at most `most`, of a stop string with which the text ends."""
     return next((size for size in range(min(most, len(stop)), 0, -1) if text.endswith(stop[:size])), 0)

@@ -1,8 +1,7 @@
-"""Way from the decode thread to the Trio thread, by one bell (`bell`): events by the batch, and functions to call
-there.
+"""Way from the decode thread to the Trio thread: batches of events, and functions to call, with one wakeup (`bell`).
 
-Trio's own way, `TrioToken.run_sync_soon`, gives up the GIL while it writes to a socket, and the decode thread waits for
-it. This bell is rung with the GIL held: the Trio thread gets it when `llama_decode` begins, and works during the batch.
+Not `TrioToken.run_sync_soon`: it releases the GIL while it writes to a socket, and the decode thread waits for it. The
+bell is rung with the GIL held: the Trio thread gets it when `llama_decode` begins, and works during the batch.
 """
 
 from __future__ import annotations
@@ -31,34 +30,34 @@ _log = logging.getLogger("uma.engine")
 
 
 class Mailbox:
-    """`post` and `call` belong to the decode thread, everything else to the Trio thread."""
+    """Events and functions for the Trio thread. `post` and `call` belong to the decode thread, all else to Trio's."""
 
     def __init__(self) -> None:
         self.recorder: Recorder | None = None
-        """Told of each delivery, where there is one."""
+        """Gets a span of each delivery, if there is one."""
         self._mail: deque[tuple[list[Delivery], threading.Event | None] | Callable[[], object]] = deque()
         self._bell = Bell()
         self._early: dict[float, list[RequestStream]] = {}
-        """The streams that have to release an event, by time: with one pace for all, one time is that of many."""
+        """Streams that keep an event for a later time, by that time: with one pace for all, many share a time."""
         self._times: list[float] = []
-        """Their times: a heap."""
+        """Times in `_early`, as a heap."""
         self._looks_ms = math.inf
-        """When the Trio thread looks here next, or sooner; infinite: once it is rung."""
+        """Latest time at which the Trio thread looks into the mailbox; infinite: when it is rung."""
         self._is_closed = False
 
     def post(self, deliveries: list[Delivery], taken: threading.Event | None) -> None:
         """Have events delivered soon; `taken` is set when they are, and their readers have had a turn.
 
-        Events that are due after others that wait are no reason to wake the Trio thread. It says when it looks before
-        it looks a last time and sleeps (`run`), and the mail is here before that is read: one of both sees the other.
+        Events due after others that wait do not wake the Trio thread. No wakeup is lost: Trio's thread sets `_looks_ms`
+        before it checks the mail a last time and sleeps (`run`), and mail is added here before `_looks_ms` is read.
         """
         self._mail.append((deliveries, taken))
         self._wake(min(not_before_ms for *_, not_before_ms in deliveries) if taken is None else 0.0)
 
     def call(self, function: Callable[[], object]) -> None:
-        """Have a function called soon, behind all that was posted before. A fault in it ends the engine.
+        """Have a function called soon, behind all mail posted before. An exception in it ends the engine.
 
-        The Trio thread can use it, too: once the decode thread has ended.
+        After the decode thread has ended, the Trio thread can use it too.
         """
         self._mail.append(function)
         self._wake(0.0)
@@ -82,7 +81,7 @@ class Mailbox:
             if self.recorder is not None:
                 self.recorder.span(TRIO, "deliver", began, now_ms())
             if waiting:
-                # First the tasks that it woke have their turns, and write their frames.
+                # First the woken tasks have their turns, and write their frames.
                 await trio.lowlevel.checkpoint()
                 await trio.lowlevel.checkpoint()
                 for taken in waiting:
@@ -94,7 +93,7 @@ class Mailbox:
                 await self._bell.wait(looks_ms)
 
     def empty(self) -> list[threading.Event]:
-        """Deliver what is here; returns the events to be set for it. A fault in one stream ends that stream alone."""
+        """Deliver all mail; returns the events to set for it. An exception in one stream ends only that stream."""
         waiting = []
         while self._mail:
             mail = self._mail.popleft()
@@ -126,7 +125,7 @@ class Mailbox:
                     _fail(stream, fault)
 
     def close(self) -> None:
-        """Give out what is early, once no other thread posts and none runs it: what comes then is given out at once."""
+        """Deliver everything now, and from now on at once. No other thread posts any more, and `run` has ended."""
         self._is_closed = True
         self._empty_at_once()
         self._bell.close()
@@ -137,10 +136,10 @@ class Mailbox:
 
 
 class Reply(Generic[T]):
-    """One answer of the decode thread to tasks."""
+    """An answer of the decode thread that tasks wait for."""
 
     def __init__(self, mailbox: Mailbox, value: T) -> None:
-        """`value` stands until there is an answer."""
+        """`value` is the answer until there is one."""
         self.value = value
         self.is_given = trio.Event()
         self._mailbox = mailbox

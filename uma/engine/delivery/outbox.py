@@ -1,8 +1,8 @@
-"""Buffers of events between the threads: those not due yet on the decode thread, those too early on the Trio thread.
+"""Buffers of events between the threads: on the decode thread for those not due, on the Trio thread for early ones.
 
 `pacing` says when each event is due. The outbox keeps their order and hands all of them over when the first is due, so
-that the Trio thread is woken once. What comes before its reader's time then waits in that reader's `EarlyEventBuffer`:
-the decode thread cannot hand it over at its time, since it computes.
+that the Trio thread is woken once. Events that come before their time at the reader wait in its `EarlyEventBuffer`: the
+decode thread computes at that time, and cannot hand them over.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from uma.errors import UmaError
 from uma.types import Event, Finished, Token
 
 HANDOVER_SEC = 0.002
-"""Maximum time the decode thread waits until events that are due at once were taken. Without it the next batch, which
-computes on every core, can keep the Trio thread from running until it ends. On a GPU it keeps nothing
-from running, and the decode thread does not wait."""
+"""Maximum time (s) that the decode thread waits until urgent events are taken. Without it the next batch, which
+computes on every core, can keep the Trio thread from running until its end. On a GPU it does not, and the decode thread
+does not wait."""
 
 Delivery = tuple[Any, Event | UmaError, float]
-"""A request's stream, its next event, and the time before which the reader is not given it."""
+"""A request's stream, its next event, and the time before which its reader must not get it."""
 
 Deliver = Callable[[list[Delivery], threading.Event | None], None]
 """Hands events over to the Trio thread, which sets the `threading.Event`, if there is one, once it has taken them."""
@@ -37,7 +37,7 @@ class Outbox:
     __slots__ = ("_buffered", "_deliver", "_taken", "_waits", "due_ms")
 
     def __init__(self, deliver: Deliver, *, waits: bool = True) -> None:
-        """Make an outbox whose `flush`, with `waits`, waits until what is due at once was taken."""
+        """`waits`: whether `flush` waits until urgent events (due at once) are taken."""
         self._deliver = deliver
         self._waits = waits
         self._taken = threading.Event()
@@ -46,8 +46,8 @@ class Outbox:
         """When the first of the buffered events must be handed over."""
 
     def add(self, stream: Any, event: Event | UmaError, due_ms: float = AT_ONCE, not_before_ms: float = 0.0) -> None:
-        """Buffer an event, to be handed over by `due_ms`; all that is buffered goes with it. The Trio side keeps it for
-        its reader until `not_before_ms`.
+        """Buffer an event, to be handed over by `due_ms`, with all that is buffered. The Trio side keeps it for its
+        reader until `not_before_ms`.
         """
         self._buffered.append((stream, event, not_before_ms))
         self.due_ms = min(self.due_ms, due_ms)
@@ -76,7 +76,7 @@ class EarlyEventBuffer:
     """Events computed ahead of their time, kept for one reader until they are due. Belongs to the Trio thread."""
 
     deliver: Callable[[Event | UmaError, float], None]
-    """Takes an event that is due, and what time it is."""
+    """Called with an event that is due, and the time."""
     on_drop: Callable[[int], None]
     """Called with the number of tokens that were dropped."""
     waiting: deque[tuple[float, Event | UmaError]] = attrs.field(factory=deque, init=False)
@@ -85,11 +85,11 @@ class EarlyEventBuffer:
     _is_left: bool = attrs.field(default=False, init=False)
 
     def take(self, event: Event | UmaError, not_before_ms: float, now_ms: float) -> bool:
-        """Deliver the next event, or keep it where it has come before its time: then the result is True.
+        """Deliver the next event, or keep it if it is early: then returns True.
 
-        One that is due goes out at once, and what came before it with it. That is so
-        for a failure, and for a token behind the last prompt, as nothing is paced then. After `leave` tokens that would
-        have to wait are dropped, and all behind one that was.
+        An event that is due is delivered at once, after all that were kept: a failure, say, or a token behind the last
+        prompt, when nothing is paced any more. After `leave`, early tokens are dropped, and every token behind a
+        dropped one.
         """
         is_due = not_before_ms <= now_ms
         if self._is_left and (self.dropped or not is_due) and self._drop(event):
@@ -102,12 +102,12 @@ class EarlyEventBuffer:
         return True
 
     def release(self, until_ms: float, now_ms: float) -> None:
-        """Deliver what was kept until then."""
+        """Deliver the events that were kept until `until_ms`."""
         while self.waiting and self.waiting[0][0] <= until_ms:
             self.deliver(self.waiting.popleft()[1], now_ms)
 
     def leave(self) -> None:
-        """The reader has cancelled: tokens that wait are dropped, and what else waits is delivered."""
+        """Called when the reader cancels: tokens that wait are dropped, and other events delivered."""
         self._is_left = True
         waiting, self.waiting = self.waiting, deque()
         for _, event in waiting:
@@ -115,14 +115,14 @@ class EarlyEventBuffer:
                 self.deliver(event, math.inf)
 
     def without_dropped(self, last: Finished) -> Finished:
-        """The last event, less the tokens that were never given: with such a request was cancelled."""
+        """The last event, without dropped tokens in its usage: with any, the request was cancelled."""
         if not self.dropped:
             return last
         usage = attrs.evolve(last.usage, completion_tokens=max(0, last.usage.completion_tokens - self.dropped))
         return attrs.evolve(last, reason="cancelled", usage=usage)
 
     def _drop(self, event: Event | UmaError) -> bool:
-        """Leave out a token that the reader did not wait for; False for anything else."""
+        """Drop a token; False for any other event."""
         if not isinstance(event, Token):
             return False
         self.dropped += 1

@@ -1,8 +1,8 @@
 """When output is sent: how far to decode ahead of delivery, and when each token is due. Pure: no clock, no threads.
 
-Handing tokens over costs a wakeup of the Trio thread and of each reader, on cores that compute. So a token waits in the
-outbox for those of the next steps, for as long as its stream's target between tokens allows; and while nothing changes,
-decode rows run several steps without re-planning (a stride). When a token is due is said here alone:
+Handing tokens over wakes the Trio thread and each reader, on cores that compute. So a token waits in the outbox for
+those of the next steps, as long as its stream's target between tokens allows; and while nothing changes, decode rows
+run several steps without re-planning (a stride). Only this file says when a token is due:
 
 - A stream's first token, and any event for a reader that is nearly out of credit, are due at once; so is its last event
   behind tokens that are. (A token that is early is due at its time, see below.)
@@ -12,11 +12,11 @@ decode rows run several steps without re-planning (a stride). When a token is du
 - A stride ends before the first token in it is due, and before any sequence in it can change (`uniform_steps`). Where a
   GPU computes, tokens are handed over in the middle of it, while the next are computed, so that it goes on for longer.
 
-The outbox and the mailbox carry that out, and delay no token further. The outbox hands over all it has with the first
-event that is due, also before each batch that takes longer than a token can wait (`worker/runner.py`, `worker/loop.py`)
-and before the thread rests. A stream keeps its events in order: one that is due takes along those that wait
-(`EarlyEventBuffer`). A fault, a cancel and a background stream's end are due at once, any other end with its last token
-(`Slots.end`). How far apart tokens are while prompts are read is the policy's (`policy/lead.py`).
+Outbox and mailbox carry that out, and delay no token further. The outbox hands over all it has with the first due
+event, also before each batch that takes longer than a token can wait (`worker/runner.py`, `worker/loop.py`) and before
+the thread is idle. A stream keeps its events in order: a due one takes along those that wait (`EarlyEventBuffer`). A
+failure, a cancel and a background stream's end are due at once, any other end with its last token (`Slots.end`). The
+interval between tokens while prompts are read is the policy's (`policy/lead.py`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ credit for each event; the Trio thread gives credits back as the reader reads.""
 LOW_CREDITS = CREDITS // 4
 """Credits at which nothing is buffered any more: the reader gets each event at once, so that it can catch up."""
 RETURNED_EVENTS = CREDITS // 2
-"""Events read for which credit is given back in one command."""
+"""Number of events read for which one command returns credit."""
 HOLD_SHARE = 0.4
 """Maximum buffering delay of a token, as a share of its stream's `target_tbt_ms`. More would be felt as a gap."""
 AT_ONCE = -math.inf
@@ -50,18 +50,17 @@ def hold_ms(target_tbt_ms: float, *, is_streamed: bool) -> float:
 def due_ms(sampled_ms: float, hold_ms: float, *, is_first: bool, is_early: bool, credits: int) -> float:
     """When a token that was sampled at `sampled_ms` must be handed over. `credits` are the reader's before it.
 
-    A reader can be without credits because tokens are kept for it until their time: one that is kept as well
-    (`is_early`) does not help it.
+    A reader can lack credits because tokens are kept for it until their time: handing over another early one
+    (`is_early`) does not help.
     """
     return AT_ONCE if is_first or (credits <= LOW_CREDITS and not is_early) else sampled_ms + hold_ms
 
 
 def reader_ms(last_ms: float, sampled_ms: float, pace_ms: float) -> float:
-    """When the reader is given a token that was sampled at `sampled_ms`, after one that it is given at `last_ms`.
+    """When the reader gets a token that was sampled at `sampled_ms`, after one that it gets at `last_ms`.
 
-    Tokens that were computed ahead go out `pace_ms` apart, and never out of order. The first is given at once, and so
-    is every one without a pace. Where rows are computed faster than that for long, a token waits no longer than the
-    longest lead that is of use.
+    Tokens computed ahead go out `pace_ms` apart, and never out of order. The first goes out at once, and so does every
+    one without a pace. If rows are computed faster than that for long, a token waits no longer than the maximum lead.
     """
     if not pace_ms or not last_ms:
         return sampled_ms
@@ -71,10 +70,10 @@ def reader_ms(last_ms: float, sampled_ms: float, pace_ms: float) -> float:
 def uniform_steps(
     *, generated: int, max_tokens: int, min_tokens: int, credits: float, is_checked_each_token: bool
 ) -> float:
-    """How many tokens can be sampled before one of them must be looked at, because the next depends on what it means.
+    """Number of tokens that can be sampled before one must be checked, because the next depends on it.
 
-    `is_checked_each_token` is true with stop strings, which are found in the text. `credits` is infinite where the
-    request is not streamed. The end of text needs no look: the runner sees its token.
+    `is_checked_each_token` is true with stop strings, which are found in the text. `credits` is infinite if the request
+    is not streamed. The end of text needs no check: the runner sees its token.
     """
     if is_checked_each_token:
         return 1
@@ -85,7 +84,7 @@ def uniform_steps(
 
 
 class Stride(NamedTuple):
-    """How far decode rows run before anything else is looked at."""
+    """How far decode rows run before the inbox and the plan are looked at again."""
 
     steps: int
     """Maximum tokens for each row."""
@@ -93,7 +92,7 @@ class Stride(NamedTuple):
     """Maximum time between the first token and the last."""
 
     def lasts_ms(self, step_ms: float) -> float:
-        """Maximum time that it lasts, where a step takes `step_ms`: output due until its end is sent before."""
+        """Maximum duration, if a step takes `step_ms`: output that is due before its end is sent before it begins."""
         return min(self.steps * step_ms, self.within_ms + step_ms)
 
 
@@ -101,7 +100,7 @@ ONE_STEP = Stride(1, 0.0)
 
 
 def plan_stride(uniform_steps: Iterable[float], hold_ms: float, step_ms: float, free_cells_per_row: int) -> Stride:
-    """The stride for rows of which each allows so many `uniform_steps`; `hold_ms` is that of the least patient."""
+    """The stride for rows that allow `uniform_steps` each; `hold_ms` is the shortest of theirs."""
     if hold_ms < step_ms:
         return ONE_STEP
     steps = min(STRIDE_STEPS, free_cells_per_row, *uniform_steps)

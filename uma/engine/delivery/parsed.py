@@ -1,6 +1,6 @@
-"""A request's events with thinking and tool calls separated from the text, for requests that asked for it.
+"""A request's events with thinking and tool calls separated from the text, if it asks for that.
 
-It stands between the engine's stream and the reader, so that it is the same in process and over the wire.
+It is between the engine's stream and the reader, so it is the same in process and over the wire.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from uma.types import Answer, CutCall, Event, Finished, ReasoningDelta, Request,
 _LETTERS = string.ascii_letters + string.digits
 _End = TypeVar("_End", Finished, Answer)
 CALL_ID_CHARS = 9
-"""Length of a call's id, as Mistral's templates demand it; others take any."""
+"""Length of a call's id: Mistral's templates require it, others accept any."""
 
 
 @attrs.define
@@ -49,9 +49,9 @@ class _ParsedAnswer:
 
 
 class ParsedStream:
-    """`types.EventStream` around an engine's, which one task reads. The tokens' texts have only the answer itself.
+    """`types.EventStream` around an engine's, for one reading task. Token texts contain only the answer itself.
 
-    Every token is an event. The thinking and calls that it completes come before it, each kind in its order.
+    Every token is an event. Thinking and calls that it completes come before it, each kind in order.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class ParsedStream:
         parser: Callable[[], AnyParser],
         piece: Callable[[int], bytes],
     ) -> None:
-        """`piece` gives a token's bytes as they are part of the output."""
+        """`piece` gives a token's bytes as the parser reads them."""
         self._stream = stream
         self._request = request
         self._parser = parser
@@ -115,7 +115,7 @@ class ParsedStream:
         return self._answers[index]
 
     def _events_of(self, answer: _ParsedAnswer, parts: Sequence[Part]) -> tuple[list[Event], str]:
-        """The events for these parts, and the text among them."""
+        """Events for these parts, and the text among them."""
         events: list[Event] = []
         texts = []
         for part in parts:
@@ -175,7 +175,7 @@ class ParsedStream:
         return [*events, self._finished(finished.answers[0].index if finished.answers else 0, last)]
 
     def _usage(self, finished: Finished) -> Usage:
-        """Usage with the tokens of thinking, where the request asked for thinking to be separated."""
+        """Usage with the tokens of thinking, if the request asks for thinking to be separated."""
         if self._request.reasoning is None:
             return finished.usage
         thought = sum(self._thought_tokens(end) for end in finished.answers or (finished,))
@@ -186,12 +186,12 @@ class ParsedStream:
             (end.index, end.completion_tokens) if isinstance(end, Answer) else (0, end.usage.completion_tokens)
         )
         answer = self._answer(index)
-        # Text that was held to the end came with an event of its own, which is no token.
+        # Text held back until the end has an event of its own, which is no token.
         ends = answer.ends[:count] if end.token_ids is None else _ends(map(self._piece, end.token_ids))
         return tokens_within(answer.parser.thoughts, ends)
 
     def _finished(self, index: int, end: _End) -> _End:
-        """The answer's end, with its calls, and its text without them."""
+        """The answer's last event, with its calls, and its text without them."""
         answer = self._answer(index)
         end = attrs.evolve(end, tool_calls=tuple(answer.calls), cut_call=answer.cut_call)
         if end.text is None:
@@ -206,7 +206,7 @@ class ParsedStream:
 
 
 def _ends(pieces: Iterable[bytes]) -> Iterator[int]:
-    """Ends of the texts of tokens of these bytes, by characters."""
+    """Ends of the texts of these tokens, in characters."""
     text, chars = TextStream(), 0
     for piece in pieces:
         chars += len(text.push(piece))
@@ -214,9 +214,9 @@ def _ends(pieces: Iterable[bytes]) -> Iterator[int]:
 
 
 def tokens_within(spans: Sequence[tuple[int, int]], ends: Iterable[int]) -> int:
-    """How many tokens have a part in one of `spans`: in order, the first character and the one behind the last of each.
+    """Number of tokens with a part in one of `spans`, which are in order: first character, and the one behind the last.
 
-    `ends` are where the text of each token ends. A token without text (half a character) counts by its position.
+    `ends` are the ends of the tokens' texts. A token without text (half a character) counts by its position.
     """
     count = start = at = 0
     for end in ends:

@@ -1,4 +1,4 @@
-"""One request's events on their way to the reader: bounded, in order, ended by exactly one `Finished` or error."""
+"""One request's events for its reader: bounded, in order, and ended by exactly one `Finished` or error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LATE = 1.25
 
 
 class Control(Protocol):
-    """The stream's way back to its sequence. Callable from the Trio thread at any time, also after the end."""
+    """A stream's commands to its sequence. Callable from the Trio thread at any time, also after the end."""
 
     def cancel(self) -> None:
         """End the sequence at the next tick boundary."""
@@ -28,7 +28,7 @@ class Control(Protocol):
         """Close the sequence's thinking with its next token."""
 
     def credit(self, events: int) -> None:
-        """The reader has space for so many more events."""
+        """Add credit: the reader has space for `events` more events."""
 
 
 class Lateness:
@@ -42,18 +42,18 @@ class Lateness:
         self._last_ms = 0.0
 
     def had_token(self, at_ms: float) -> None:
-        """The stream was given its next token."""
+        """Take in that the stream was given its next token."""
         if self._last_ms and at_ms - self._last_ms > self._longest_ms:
             self._on_late()
         self._last_ms = at_ms
 
 
 class RequestStream:
-    """`types.EventStream` of an engine. One task reads it; the Trio thread alone touches it.
+    """`types.EventStream` of an engine. One task reads it; only the Trio thread touches it.
 
-    It never buffers more than the credit window (`CREDITS`) and the last event. `on_end` is called once or twice when
-    the request is over for the engine: its last event came, or its reader left. `on_drop` is called with the number of
-    tokens that were computed ahead for a reader that has left; `lateness` observes when each token was given.
+    It buffers at most the credit window (`CREDITS`) and the last event. `on_end` is called once or twice when the
+    request is over for the engine: its last event came, or its reader left. `on_drop` is called with the number of
+    tokens that were computed ahead for a reader that has left; `lateness` observes when tokens are given.
 
     Tokens computed ahead of their time wait in `_early`, in order, until `release`.
     """
@@ -79,11 +79,11 @@ class RequestStream:
         """See `types.EventStream.ignored`."""
 
     def take(self, event: Event | UmaError, not_before_ms: float, now_ms: float) -> bool:
-        """Called by the engine: the next event has come. Whether it is kept for its time."""
+        """Called by the engine with the next event. Returns whether it is kept for a later time."""
         return self._early.take(event, not_before_ms, now_ms)
 
     def release(self, until_ms: float) -> None:
-        """Deliver what was kept until now. Called by the engine."""
+        """Called by the engine: deliver what was kept until `until_ms`."""
         self._early.release(until_ms, until_ms)
 
     def deliver(self, event: Event | UmaError, at_ms: float = math.inf) -> None:
@@ -138,7 +138,7 @@ class RequestStream:
     async def __anext__(self) -> Event:
         """See `types.EventStream.__anext__`."""
         if self._events:
-            # What came together is read together: a busy reader waits after a credit window at the latest.
+            # Events that came together are read together: a busy reader waits after a credit window at the latest.
             await trio.lowlevel.checkpoint_if_cancelled()
         while not self._events:
             if self._is_over:

@@ -1,1 +1,1 @@
-"""Way of a request to the decode thread's queue, on the Trio thread."""
+"""Intake: from a request to the decode thread's queue, on the Trio thread."""

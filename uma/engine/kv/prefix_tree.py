@@ -1,12 +1,12 @@
-"""Which KV cells hold which tokens: a radix tree over token ids, in which running and finished sequences meet.
+"""Which KV cells hold which tokens: a radix tree over token ids, for running and finished sequences.
 
-Every node is a run of cells that were computed once; a sequence is the path from the root to the node it ends in. A
-request takes the longest path that is computed, whether its sequence is finished, decoding or still being prefilled,
-and grows its own branch from there. Nodes on the path of a running sequence are protected; all others are cache,
-dropped from the ends inwards, the longest unused first.
+Every node is a run of cells that were computed once; a sequence is the path from the root to the node in which it ends.
+A request takes the longest computed path, whether its sequence has finished, decodes or is being prefilled, and adds
+its own branch there. Nodes on the path of a running sequence are protected. All others are cache, which is evicted from
+the ends inwards, the longest unused first.
 
-Where a sequence can begin and be cut depends on the kind of memory (`memory_kinds.py`). The tree knows nothing of
-llama.cpp: it calls a `Cells` for what must happen to the cells, so it is tested by itself.
+Where a sequence can resume and be cut depends on the kind of memory (`memory_kinds.py`). The tree knows nothing of
+llama.cpp: it calls a `Cells` for everything that must happen to cells, so it can be tested alone.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from uma.prefix import common_size
 
 
 class Prefix(NamedTuple):
-    """Beginning of a sequence, which is copied, or stays when the rest is cut off."""
+    """Beginning of a sequence that is copied, or that stays when the rest is cut off."""
 
     length: int
-    """Number of its tokens."""
+    """Number of tokens in it."""
     position: int
-    """Position of the token behind them: with M-RoPE the tokens of a picture have fewer positions."""
+    """Position of the token behind it: with M-RoPE a picture has fewer positions than tokens."""
     checkpoint: bytes | None
-    """Checkpoint of its end, where one was taken."""
+    """Checkpoint of the state at its end, if there is one."""
 
 
 class Cells(Protocol):
@@ -40,25 +40,25 @@ class Cells(Protocol):
         """See `memory_kinds.Attention`."""
 
     def copy(self, source: int, target: int, prefix: Prefix) -> bool:
-        """Let `target` hold this prefix of `source` too. Without a checkpoint `source` ends there, or can be cut there.
+        """Let `target` share this prefix of `source`, which without a checkpoint ends there, or can be cut there.
 
-        False where memory could not be copied: `target` is empty then.
+        False if memory could not be copied: `target` is then empty.
         """
 
     def cut(self, seq_id: int, prefix: Prefix) -> bool:
-        """Let `seq_id` keep this prefix only. False where it cannot be cut there: what it holds is not known then, and
-        must be given up, if the prefix has a checkpoint; else nothing is changed.
+        """Cut `seq_id` to this prefix. False if it cannot be cut there: with a checkpoint in the prefix its content is
+        then unknown, and must be dropped; else nothing has changed.
         """
 
     def free(self, seq_id: int) -> None:
-        """Drop all that `seq_id` holds, and give it back."""
+        """Drop all that `seq_id` holds, and return the id."""
 
     def end_before(self, node: Node, length: int) -> tuple[Node, int]:
         """See `memory_kinds.Attention`."""
 
 
 class Node:
-    """A run of cells. `ids` are the sequence ids whose path ends here; `locks` counts running ones at or below."""
+    """A run of cells. `ids` are the sequence ids that end here; `locks` counts running ones here and below."""
 
     __slots__ = (
         "checkpoint", "children", "ids", "is_reported", "locks", "parent", "reuses", "start", "tokens", "used_at",
@@ -70,22 +70,22 @@ class Node:
         self.start = start
         self.tokens = tokens
         self.children: dict[int, list[Node]] = {}
-        """Children by their first tokens, which mostly differ. Two that were computed side by side can begin alike."""
+        """Children by first token. Two that were computed side by side can begin alike."""
         self.ids: set[int] = set()
         self.locks = 0
         self.reuses = 0
         self.used_at = 0.0
         self.checkpoint: bytes | None = None
-        """Checkpoint with which a sequence can begin behind this run, where memory cannot be cut."""
+        """Checkpoint from which a sequence can resume behind this run, where memory cannot be cut."""
         self.worth = 0.0
         """Worth of the checkpoint (`checkpoints.py`)."""
         self.is_reported = False
-        """Whether listeners know of it: where memory can be cut always, else once a sequence can begin here or further
-        behind."""
+        """Whether listeners know the run: always if memory can be cut, else once a sequence can resume at its end, or
+        further down."""
 
     @property
     def is_end(self) -> bool:
-        """Whether a sequence can begin behind this run even where memory cannot be cut."""
+        """Whether a sequence can resume behind this run, even if memory cannot be cut."""
         return bool(self.ids) or self.checkpoint is not None
 
     @property
@@ -94,11 +94,11 @@ class Node:
         return self.start + len(self.tokens)
 
     def every_child(self) -> Iterator[Node]:
-        """Children, whatever they begin with."""
+        """Children, whatever their first tokens."""
         return chain.from_iterable(self.children.values())
 
     def likely_children(self, tokens: array[int]) -> list[Node]:
-        """Children that go on as `tokens` does behind this run."""
+        """Children that begin with the token that `tokens` has behind this run."""
         return self.children.get(tokens[self.end], []) if self.end < len(tokens) else []
 
     @property
@@ -107,12 +107,12 @@ class Node:
         return sum(map(len, self.children.values())) > 1
 
     def adopt(self, child: Node) -> None:
-        """Put a run behind this one."""
+        """Add a run behind this one."""
         child.parent = self
         self.children.setdefault(child.tokens[0], []).append(child)
 
     def disown(self, child: Node) -> None:
-        """The counterpart of `adopt`, as long as the child begins with the same token."""
+        """Undo `adopt`, before the child's first token changes."""
         alike = self.children[child.tokens[0]]
         alike.remove(child)
         if not alike:
@@ -124,14 +124,14 @@ class Node:
         return self.parent.children[self.tokens[0]]
 
     def path(self) -> Iterator[Node]:
-        """This node and all above it, the root last."""
+        """This node and all above it, up to the root."""
         node: Node | None = self
         while node is not None:
             yield node
             node = node.parent
 
     def alone(self) -> list[Node]:
-        """This node and those above it that no other sequence goes through or ends in, without the root."""
+        """This node and those above it that no other sequence shares, without the root."""
         found = [self]
         while (above := found[-1].parent) is not None and above.parent is not None:
             if above.ids or above.branches:
@@ -153,7 +153,7 @@ class Node:
         return Prefix(len(tokens), position_in(tokens, len(tokens)), checkpoint)
 
     def any_id(self) -> int:
-        """A sequence id that holds all cells from the root to the end of this run."""
+        """A sequence id that holds all cells up to the end of this run."""
         node = self
         while not node.ids:
             node = next(node.every_child())
@@ -161,19 +161,19 @@ class Node:
 
 
 class Match(NamedTuple):
-    """Longest computed prefix of some tokens, and the longest of those that a sequence can begin behind."""
+    """Longest computed prefix of some tokens, and the longest one at which any kind of memory can resume."""
 
     node: Node
-    """Node that holds the longest computed prefix of them."""
+    """Node in which the longest computed prefix ends."""
     length: int
     """Length of that prefix."""
     end: Node
-    """Node at the end of the longest prefix of them where a sequence ends or a checkpoint was taken; not of all."""
+    """Node at the end of the longest prefix, short of all tokens, where a sequence ends or has a checkpoint."""
 
 
 def common_length(left: array[int], right: array[int], at: int = 0) -> int:
     """How many tokens `left` and `right[at:]` have in common at their beginning."""
-    # As bytes, which are compared faster than the numbers of an array.
+    # As bytes, which are compared faster than an array's numbers.
     return common_size(left.tobytes(), right[at : at + len(left)].tobytes()) // left.itemsize
 
 
@@ -200,14 +200,14 @@ class PrefixTree:
 
     @property
     def evictable_tokens(self) -> int:
-        """Cells that hold cache alone."""
+        """Cells that hold only cache."""
         return self.total_tokens - self.protected_tokens
 
     def match(self, tokens: array[int]) -> Match:
         """The longest prefix of `tokens` that is computed."""
         best, most, end = self.root, 0, self.root
-        # Two sequences can have computed the same tokens side by side, in runs of different lengths, so the run that
-        # has most in common is not always on the way to the longest path.
+        # Two sequences can have computed the same tokens side by side, in runs of different lengths: the run with most
+        # in common is not always on the longest path.
         ahead = [self.root]
         while ahead:
             for child in ahead.pop().likely_children(tokens):
@@ -221,8 +221,8 @@ class PrefixTree:
         return Match(best, most, end)
 
     def start(self, seq_id: int, node: Node, length: int, now_ms: float) -> Node:
-        """Begin a running sequence with the first `length` tokens of `node`'s path; returns the node it ends in: the
-        root, with nothing, where the cells could not be copied.
+        """Begin a running sequence with the first `length` tokens of `node`'s path. Returns the node in which it ends:
+        the root if nothing could be copied.
         """
         if length == 0:
             node = self.root
@@ -230,7 +230,7 @@ class PrefixTree:
             node = self._split(node, length)
         if length:
             prefix = node.prefix()
-            if node.ids:  # a sequence ends there, so no checkpoint is needed
+            if node.ids:  # a sequence ends here, so no checkpoint is needed
                 prefix = prefix._replace(checkpoint=None)
             if self._cells.copy(node.any_id(), seq_id, prefix):
                 node.reuses += 1
@@ -243,7 +243,7 @@ class PrefixTree:
         return node
 
     def extend(self, tip: Node, seq_id: int, tokens: Sequence[int]) -> Node:
-        """Add computed tokens to a running sequence; returns the node it ends in now."""
+        """Add computed tokens to a running sequence; returns the node in which it ends now."""
         self.total_tokens += len(tokens)
         self.protected_tokens += len(tokens)
         if self._is_open(tip):
@@ -261,11 +261,11 @@ class PrefixTree:
 
     @staticmethod
     def _is_open(tip: Node) -> bool:
-        """Whether the one sequence that ends in this run makes it longer as it grows."""
+        """Whether this run can grow with its only sequence, instead of getting a child."""
         return tip.parent is not None and not tip.children and len(tip.ids) == 1 and tip.checkpoint is None
 
     def append(self, tip: Node, seq_id: int, token: int) -> Node:
-        """`extend` by one token: the way of every decode row."""
+        """`extend` by one token: the path of every decode row."""
         if self._is_open(tip):
             tip.tokens.append(token)
             self.total_tokens += 1
@@ -292,20 +292,20 @@ class PrefixTree:
         return max(self.cached, key=lambda seq_id: self.cached[seq_id].used_at, default=None)
 
     def leaves(self) -> list[int]:
-        """The cached ids whose end can give cells back, the longest unused first."""
+        """Cached ids whose ends can be evicted, the longest unused first."""
         ends = [seq_id for seq_id, node in self.cached.items() if not node.children and node.locks == 0]
         return sorted(ends, key=lambda seq_id: self.cached[seq_id].used_at)
 
     def drop(self, seq_id: int) -> None:
-        """Give up a cached sequence id. Only cells that no other id holds become free."""
+        """Drop a cached sequence id. Only cells that no other id holds become free."""
         self.evictions += 1
         self._forget(self.cached[seq_id], seq_id)
 
     def shorten(self, seq_id: int, tokens: int) -> bool:
         """Free up to `tokens` cells at the end of a cached leaf (see `leaves`).
 
-        Returns whether `seq_id` still holds anything: a used-up run passes it to the parent if no other id holds that.
-        Where memory cannot be cut, all goes behind the checkpoint before.
+        Returns whether `seq_id` still holds anything: from a run that is used up it moves to the parent, unless another
+        id holds that. If memory cannot be cut, everything behind the checkpoint before goes.
         """
         self.evictions += 1
         node = self.cached[seq_id]
@@ -325,10 +325,10 @@ class PrefixTree:
         return True
 
     def truncate(self, tip: Node, seq_id: int, length: int) -> Node:
-        """Cut a running sequence to its first `length` tokens; returns the node it ends in now.
+        """Cut a running sequence to its first `length` tokens; returns the node in which it ends now.
 
-        The caller has removed the sequence's own hold on the cells behind them; other sequences that share these cells
-        keep them. Raises `ValueError` unless `length` is from 1 to the sequence's end: `finish` ends a sequence.
+        The caller has cut the cells of the sequence already; other sequences keep the shared ones. Raises `ValueError`
+        unless `length` is from 1 to the sequence's end: `finish` ends a sequence.
         """
         if not 0 < length <= tip.end:
             raise ValueError(f"length: {length} must be from 1 to the sequence's {tip.end} tokens")
@@ -354,14 +354,14 @@ class PrefixTree:
         return keep
 
     def set_checkpoint(self, node: Node, checkpoint: bytes) -> None:
-        """Let sequences begin behind this run, which has no checkpoint yet and grows no more."""
+        """Give a checkpoint to this run, which has none yet and does not grow any more."""
         node.checkpoint = checkpoint
         self.checkpoints[node] = None
         self.checkpoint_bytes += len(checkpoint)
         self._report(node)
 
     def drop_checkpoint(self, node: Node) -> None:
-        """The counterpart; nothing where it has none."""
+        """Drop a run's checkpoint, if it has one."""
         if node.checkpoint is not None:
             self.checkpoint_bytes -= len(node.checkpoint)
             del self.checkpoints[node]
@@ -375,7 +375,7 @@ class PrefixTree:
             self._events.stored(Tier.CELLS, node.end - tokens, node.end, node.whole)
 
     def _report(self, node: Node) -> None:
-        """A sequence can begin behind this run."""
+        """Report this run and those above it: a sequence can resume behind it."""
         for above in reversed(
             list(takewhile(lambda above: not above.is_reported and above is not self.root, node.path()))
         ):
@@ -383,7 +383,7 @@ class PrefixTree:
             self._events.stored(Tier.CELLS, above.start, above.end, above.whole)
 
     def _unreport(self, node: Node | None) -> None:
-        """A reason to report this run is gone: it is removed, and those before it, unless there is another."""
+        """Report this run as removed, and those above it, as far as no other reason to report them is left."""
         while node is not None and node.is_reported and not self._is_of_use(node):
             node.is_reported = False
             self._events.removed(Tier.CELLS, node.start, node.end, node.whole)
@@ -403,7 +403,7 @@ class PrefixTree:
             stack.extend(node.every_child())
 
     def _cut(self, node: Node, keep: int) -> None:
-        """Drop all but the first `keep` tokens of a run that nothing goes on behind."""
+        """Drop all but the first `keep` tokens of a run without children."""
         if node.is_reported:
             self._events.removed(Tier.CELLS, node.start + keep, node.end, node.whole)
         self.drop_checkpoint(node)
@@ -417,7 +417,7 @@ class PrefixTree:
             self.protected_tokens += len(node.tokens) if node.locks > 0 else -len(node.tokens)
 
     def _split(self, node: Node, length: int) -> Node:
-        """Cut a run in two at `length` tokens from the root; returns the upper part."""
+        """Split a run at `length` tokens from the root; returns the upper part."""
         assert node.parent is not None
         at = length - node.start
         upper = Node(node.parent, node.start, node.tokens[:at])
@@ -431,7 +431,7 @@ class PrefixTree:
         return upper
 
     def _is_redundant(self, tip: Node, seq_id: int) -> bool:
-        """Whether another sequence holds all these tokens anyway."""
+        """Whether other sequences hold all these tokens anyway."""
         if tip.children or tip.ids != {seq_id}:
             return True
         return any(
@@ -442,7 +442,7 @@ class PrefixTree:
         )
 
     def _drop_covered(self, tip: Node) -> None:
-        """Cached ends that `tip` now holds too are given up: its beginnings, and the same tokens computed twice."""
+        """Drop cached sequences that `tip` covers: prefixes of it, and the same tokens computed twice."""
         covered = [node for node in tip.path() if node is not tip and node is not self.root]
         for twin in tip.twins():
             is_end = twin is not tip and not twin.children and twin.locks == 0 and twin.checkpoint is None
@@ -461,10 +461,10 @@ class PrefixTree:
         self._prune(tip)
 
     def _prune(self, node: Node) -> None:
-        """Remove this node and its ancestors, as far as no id holds them."""
+        """Remove this node and those above it, as far as no id holds them."""
         while node.parent is not None and not node.ids and not node.children:
             parent = node.parent
-            self.drop_checkpoint(node)  # which may report that the run is gone, and is the first to do so
+            self.drop_checkpoint(node)  # first, because it can report the run as removed
             if node.is_reported:
                 self._events.removed(Tier.CELLS, node.start, node.end, node.whole)
             parent.disown(node)

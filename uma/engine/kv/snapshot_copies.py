@@ -1,7 +1,7 @@
-"""Snapshots of cached sequences, taken in parts while nothing runs.
+"""Snapshots of cached sequences, copied in parts while nothing runs.
 
-Copying a large cache takes longer than a request can wait, so a copy is made part by part, and the worker looks for
-commands between two. Owned by the decode thread.
+Copying a large cache takes longer than a request can wait, so the worker looks for commands between two parts. Owned by
+the decode thread.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from uma.engine.kv.snapshots import Snapshot, SnapshotStore
 
 @attrs.define
 class _Copy:
-    """A cached sequence of which a snapshot is being taken, and its parts so far."""
+    """A cached sequence whose snapshot is being copied, and the parts so far."""
 
     seq_id: int
     node: Node
@@ -30,7 +30,7 @@ class _Copy:
 
 @attrs.define(eq=False)
 class SnapshotCopies:
-    """Copies, in idle times, cached sequences that have no snapshot and are worth one."""
+    """Copies cached sequences that are worth a snapshot and have none, in idle time."""
 
     _cells: Attention
     _tree: PrefixTree
@@ -38,18 +38,17 @@ class SnapshotCopies:
     _checkpoints: Checkpoints
     _is_worth_saving: Callable[[Node], bool]
     _copy: _Copy | None = attrs.field(default=None, init=False)
-    _in_vain: set[int] = attrs.field(factory=set, init=False)
-    """Ids of cached sequences whose snapshot found no place in the end, since the last sequence began."""
+    _refused: set[int] = attrs.field(factory=set, init=False)
+    """Ids of cached sequences whose complete snapshot the store refused, since the last sequence began."""
 
     def try_all_again(self) -> None:
-        """A sequence begins, so what found no place before can find one."""
-        self._in_vain.clear()
+        """Note that a sequence begins: the store may now accept what it refused before."""
+        self._refused.clear()
 
     def go_on(self) -> bool:
         """Copy the next part; False if there is nothing to do.
 
-        The snapshot is there once its last part is copied, however many requests were served meanwhile; one whose cells
-        have changed since is begun again.
+        Requests can be served between two parts. If the cells of a sequence have changed since, its copy begins again.
         """
         copy = self._copy if self._copy is not None and self._is_unchanged(self._copy) else self._begin()
         self._copy = copy
@@ -62,13 +61,13 @@ class SnapshotCopies:
         ends = self._checkpoints.of_snapshot(node)
         snapshot = Snapshot(copy.tokens, tuple(copy.parts), node.reuses, node.used_at, ends=ends)
         if not self._store.add(snapshot, is_lasting=self._is_worth_saving(node)):
-            self._in_vain.add(copy.seq_id)
+            self._refused.add(copy.seq_id)
         return True
 
     def _begin(self) -> _Copy | None:
         for seq_id, node in self._tree.cached.items():
-            # A copy replaces only snapshots worth less: else copies would push each other out in every idle time.
-            if seq_id not in self._in_vain and self._is_worth_saving(node) and self._has_place(node):
+            # A copy evicts only snapshots worth less: otherwise copies would evict each other in every idle time.
+            if seq_id not in self._refused and self._is_worth_saving(node) and self._has_place(node):
                 return _Copy(seq_id, node, node.whole(), self._cells.states(seq_id))
         return None
 

@@ -1,7 +1,7 @@
-"""The second tier: KV of prefixes that had to leave their cells, kept in host memory.
+"""The second tier: KV of prefixes that had to leave their cells, in host memory.
 
-Restoring a thousand tokens takes about a millisecond, computing them about a second. What is kept is what saves most:
-length times how often it was used again. Belongs to the decode thread.
+Restoring a thousand tokens takes about a millisecond, computing them about a second. The store keeps what saves most:
+length times number of uses. Belongs to the decode thread.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from uma.engine.kv.prefix_index import PrefixIndex
 from uma.llama.pages import trim_heap
 
 LEAST_WORTH = 128.0
-"""Tokens that a snapshot must be likely to save; for less, memory and copying are not spent."""
+"""Minimum tokens that a snapshot is expected to save to be worth its memory and copying."""
 UNUSED_REUSES = 0.25
-"""Worth of a prefix that no request has used again yet: a conversation can go on, but most prompts never return."""
+"""Expected uses of a prefix that no request has used again yet: most prompts never return."""
 LEAST_GAIN_TOKENS = 48
-"""Minimum tokens that a snapshot must save beyond what cells or memory do, to be taken, restored, or read from disk."""
+"""Minimum tokens that a snapshot must save beyond cells or memory to be taken, restored, or read from disk."""
 MOST_LOST_TOKENS = 256
-"""Maximum tokens that have to be computed again where a longer snapshot has taken the place of a shorter one."""
+"""Maximum tokens to compute again where a longer snapshot replaces a shorter one."""
 MAX_HUSKS = 64
-"""Maximum snapshots that could not be restored whose files are known not to be worth reading."""
+"""Maximum snapshots that could not be restored and are remembered, so that their files are not read again."""
 MOST_COPY_BYTES = 32 * 2**20
-"""Maximum bytes copied at a stretch, in 10 to 50 ms: a request that comes meanwhile, or a stream, waits for its end."""
+"""Maximum bytes copied between two batches, in 10 to 50 ms: requests and streams wait for the end of a copy."""
 
 
 def usable(length: int, common: int, ends: Collection[int] | None) -> int:
-    """Tokens that can be restored of a snapshot of `length`, of which a prompt has `common`: where memory cannot
-    be cut all, or up to one of its `ends`.
+    """Tokens of a snapshot of `length` tokens that can be restored for a prompt that has `common` of them: all of
+    these, or, if memory cannot be cut, the tokens up to one of its `ends`.
     """
     if ends is None or common >= length:
         return min(length, common)
@@ -45,28 +45,28 @@ class Snapshot:
 
     tokens: array[int]
     parts: tuple[bytes, ...]
-    """States as `Context.state_get` gave them: of all tokens, or of one run of them after the other."""
+    """States as `Context.state_get` gave them: of all tokens, or of consecutive runs of them."""
     reuses: int = 0
-    """How often it was found again, in its cells and here."""
+    """Number of times that it was used, in cells or here."""
     used_ms: float = 0.0
     is_on_disk: bool = False
     is_lasting: bool = False
-    """Whether it is on disk, or was given to be written there."""
+    """Whether it is on disk, or was passed on to be written."""
     tier: Tier = Tier.MEMORY
-    """Where it comes from, until it is used: read from disk for a prompt, or kept in memory."""
+    """Tier from which it came, until its first use: read from disk for a prompt, or kept in memory."""
     pins: int = 0
-    """Preempted sequences that wait for it. As long as there are any it stays."""
+    """Number of preempted sequences that wait for it; it stays while there are any."""
     ends: dict[int, bytes] | None = None
-    """Where memory cannot be cut, checkpoints by the lengths at which a sequence can begin with them, beside the whole.
-    None where it can be cut anywhere."""
+    """Checkpoints by length, with which a sequence can resume before the snapshot's end. None where memory can be cut
+    anywhere."""
 
     def serves_for(self, size: int) -> bool:
-        """Whether a snapshot of its first `size` tokens is needless beside this one, or nearly so."""
+        """Whether it makes a snapshot of its first `size` tokens needless, or nearly so."""
         found = self.usable(size)
         return size == len(self.tokens) or (found > 0 and size - found <= MOST_LOST_TOKENS)
 
     def usable(self, common: int) -> int:
-        """How many tokens can be restored for a prompt that has so many of them."""
+        """How many tokens can be restored for a prompt that has `common` of them."""
         return usable(len(self.tokens), common, self.ends)
 
     def whole(self) -> array[int]:
@@ -75,17 +75,17 @@ class Snapshot:
 
     @property
     def size_bytes(self) -> int:
-        """What it counts for: its data and its tokens."""
+        """Size of its data and tokens."""
         return _size(sum(map(len, (*self.parts, *(self.ends or {}).values()))), len(self.tokens))
 
     @property
     def worth(self) -> tuple[float, float]:
-        """Tokens it is likely to save; among equals the one used later is worth more."""
+        """Tokens that it is expected to save; of equals the one used later is worth more."""
         return _worth(len(self.tokens), self.reuses, self.used_ms)
 
 
 def is_worth(saves_tokens: int, reuses: int) -> bool:
-    """Whether a snapshot is worth taking that would save so many tokens as often as it was used."""
+    """Whether a snapshot that saves `saves_tokens`, and was used `reuses` times, is worth taking."""
     return saves_tokens * (reuses + UNUSED_REUSES) >= LEAST_WORTH
 
 
@@ -98,17 +98,17 @@ def _worth(n_tokens: int, reuses: int, used_ms: float) -> tuple[float, float]:
 
 
 class SnapshotStore:
-    """Snapshots up to `capacity_bytes`; the least worth goes first, among equals the one unused longest.
+    """Snapshots up to `capacity_bytes`; the least worth is evicted first, of equals the one unused longest.
 
-    Those with pins stay: preempted sequences wait for them.
+    Pinned ones stay: preempted sequences wait for them.
     """
 
     def __init__(self, capacity_bytes: int, *, on_added: Callable[[Snapshot], None] | None = None) -> None:
         self.events = KvEvents()
-        """Events of what is stored and removed here; those of cells go to the same listeners."""
+        """Events of snapshots that are stored and removed; those of cells go to the same listeners."""
         self.capacity_bytes = capacity_bytes
         self.reserved_bytes: Callable[[], int] = lambda: 0
-        """How much of the memory is used otherwise at this moment."""
+        """Returns how much of the memory checkpoints use now."""
         self._on_added = on_added
         self._index: PrefixIndex[Snapshot] = PrefixIndex()
         self._husks: deque[Snapshot] = deque(maxlen=MAX_HUSKS)
@@ -124,20 +124,20 @@ class SnapshotStore:
 
     @property
     def is_enabled(self) -> bool:
-        """Whether anything can be kept at all."""
+        """Whether anything can be kept."""
         return self.capacity_bytes > 0
 
     @property
     def _free_for_all(self) -> int:
-        """Bytes that snapshots can have."""
+        """Bytes available to snapshots."""
         return self.capacity_bytes - self.reserved_bytes()
 
     def make_way(self) -> None:
-        """Drop snapshots beyond the memory that `reserved_bytes` leaves, which has grown."""
+        """Evict snapshots until they fit what `reserved_bytes` leaves, after that has grown."""
         self._shrink(0)
 
     def halve(self) -> None:
-        """Give half of the memory back to the system: those least worth go."""
+        """Give half of the memory back to the system; the least worth is evicted."""
         self._shrink(self._free_for_all - self.size_bytes // 2)
         trim_heap()
 
@@ -151,11 +151,11 @@ class SnapshotStore:
         return self._index.covering(tokens, Snapshot.usable)
 
     def accepts(self, tokens: array[int], saves_tokens: int, reuses: int) -> bool:
-        """Whether a snapshot of `tokens` is worth taking, that would save `saves_tokens` as often as it was used."""
+        """Whether a snapshot of `tokens`, which saves `saves_tokens` and was used `reuses` times, is worth taking."""
         return self.is_enabled and is_worth(saves_tokens, reuses) and self.covering(tokens) is None
 
     def has_place_for(self, data_bytes: int, n_tokens: int, reuses: int, used_ms: float) -> bool:
-        """Whether a snapshot like this could be kept without giving up any that is worth more."""
+        """Whether such a snapshot fits without evicting any that is worth more."""
         size = _size(data_bytes, n_tokens)
         if self.size_bytes + size <= self._free_for_all:
             return True
@@ -164,10 +164,10 @@ class SnapshotStore:
         return kept + size <= self._free_for_all
 
     def add(self, snapshot: Snapshot, *, is_lasting: bool = True) -> bool:
-        """Keep a snapshot; those it covers go, and if need be those least worth. Returns whether it is kept.
+        """Add a snapshot. Those it covers are dropped, those least worth evicted as needed. Returns whether it fits.
 
-        One with the very same tokens is replaced, unless it is pinned: then that one stays. What `is_lasting` goes to
-        the disk tier too.
+        One with exactly the same tokens is replaced, or kept instead if it is pinned. With `is_lasting` the snapshot
+        also goes to disk.
         """
         same = self._index.get(snapshot.tokens)
         if same is not None and same.pins:
@@ -188,7 +188,7 @@ class SnapshotStore:
         return True
 
     def keep_on_disk(self, snapshot: Snapshot) -> None:
-        """Pass a snapshot to the disk tier, unless it is there."""
+        """Pass a snapshot on to the disk tier, unless it is there already."""
         if self._on_added is not None and not snapshot.is_on_disk and not snapshot.is_lasting:
             self._on_added(snapshot)
         snapshot.is_lasting = True
@@ -205,15 +205,15 @@ class SnapshotStore:
         self.hits += 1
 
     def drop(self, snapshot: Snapshot) -> None:
-        """Drop a snapshot that cannot be restored. Of one on disk a husk stays, so that its file is not read again."""
-        if self._index.get(snapshot.tokens) is snapshot:  # the cache that made room for it can have taken its place
+        """Drop a snapshot that cannot be restored. One on disk is remembered, so that its file is not read again."""
+        if self._index.get(snapshot.tokens) is snapshot:  # cache evicted for it can have replaced it
             self._remove(snapshot)
         if snapshot.is_on_disk:
             snapshot.parts = ()
             self._husks.append(snapshot)
 
     def _shrink(self, size_bytes: int) -> None:
-        """Make place for so much: those least worth go, as far as they can."""
+        """Evict the least worth until `size_bytes` more fit, as far as pins allow."""
         while self.size_bytes + size_bytes > self._free_for_all:
             least = min(
                 (snapshot for snapshot in self._index if not snapshot.pins),
