@@ -236,6 +236,16 @@ def test_tokens_of_a_client_that_hung_up_are_counted_on_its_key(tmp_path: Path, 
         assert told["prompt_tokens"] > 0
 
 
+def test_metrics_tell_the_use_of_users_that_no_file_names_by_user_id(locked: HttpServer, keys: Path) -> None:
+    reader = {"authorization": f"Bearer {add(keys, 'reader')}"}
+    me, before = str(os.getuid()), used(locked, "user", **reader).get(str(os.getuid()), {}).get("requests", 0)
+    with locked.process.connect() as raw:
+        raw.hello()
+        raw.send(ask("a", max_tokens=3))
+        raw.last_of("a")
+    assert used(locked, "user", **reader)[me]["requests"] == before + 1
+
+
 def test_metrics_tell_what_each_user_of_the_socket_asked_and_was_refused(tmp_path: Path, tiny: Path) -> None:
     bounds = tmp_path / "users.toml"
     bounds.write_text("[others]\nmax_tokens_per_minute = 1\n")

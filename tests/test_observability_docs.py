@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from harness import ServerProcess, run_to_end, running_server, short_directory, 
 from uma.engine.recorder import MAX_VALUES
 from uma.engine.submission import MAX_EXPLAINED
 from uma.engine.worker.account import RECORDED_TOKENS
-from uma.server.main import TRACE_SEC
 from uma.types import CAUSES
 
 PAGE = (Path(__file__).parents[1] / "docs" / "observability.md").read_text(encoding="utf-8")
@@ -73,21 +71,15 @@ def test_uma_explain_tells_of_a_request_by_its_id_and_of_the_newest_one(server: 
     assert "\x1b" not in first.stdout
 
 
-def test_a_trace_is_written_by_the_command_and_by_the_signal(server: ServerProcess, tmp_path: Path) -> None:
+def test_a_trace_is_written_by_the_command(server: ServerProcess, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     done = run_to_end(*uma_command("trace", str(out), "--seconds", "0.2", "--socket", str(server.socket)))
     assert (done.returncode, done.stdout) == (0, "")
     assert out.stat().st_mode & 0o777 == 0o600
-    server.signal(signal.SIGUSR2)
-    line = json.loads(server.log.wait_for("trace.written"))
-    by_signal = Path(line["path"])
-    for path in (out, by_signal):
-        trace = json.loads(path.read_text(encoding="utf-8"))
-        assert {each["args"]["name"] for each in trace["traceEvents"] if each["ph"] == "M"} >= {"decode", "Trio"}
-    by_signal.unlink()
+    trace = json.loads(out.read_text(encoding="utf-8"))
+    assert {each["args"]["name"] for each in trace["traceEvents"] if each["ph"] == "M"} >= {"decode", "Trio"}
     nowhere = str(tmp_path / "none" / "out.json")
     told = run_to_end(*uma_command("trace", nowhere, "--seconds", "60", "--socket", str(tmp_path / "no.sock")))
     assert told.returncode == 2
     assert f"{nowhere}: cannot be written" in told.stderr
     assert f"beyond {MAX_VALUES:,}" in PAGE
-    assert TRACE_SEC == 5

@@ -621,7 +621,7 @@ COMMANDS: tuple[Command, ...] = (
         "what a server's threads do, as a file for Perfetto",
         _describe_trace,
         "Write what the threads of the server do within some seconds, batch by batch, as JSON in Chrome's trace event "
-        "format, for https://ui.perfetto.dev. For the user that the server runs as, and root. SIGUSR2 does the same.",
+        "format, for https://ui.perfetto.dev. For the user that the server runs as, and root.",
         " OUT",
     ),
     Command(

@@ -275,13 +275,11 @@ class Connection(ABC):
         """Whether the server is this user's."""
         self._owner = None if self.is_owner else ("user", uid)
         self.account = server.users.account(uid)
-        """What the user at the other end can use now; None: the server has no file that could bound it."""
-        is_bounded = self.account is not None and self.account.is_bounded
+        """What the user at the other end can use now."""
+        is_bounded = self.account.is_bounded
         self._client = ("user", uid) if is_bounded else name
         pid = pid_of_peer(sock)
-        self._origin = origin(
-            "socket", self.account.name if self.account and is_bounded else None, program_of(pid), pid
-        )
+        self._origin = origin("socket", self.account.name if is_bounded else None, program_of(pid), pid)
         self.work: dict[object, SessionWork] = {}
         self._log_lines = ClientLines(server.failures)
         self._saw_eof = False
@@ -452,8 +450,6 @@ class Connection(ABC):
         """
         model = self.own_model(model if self.models else None)
         info = self.engine.info if self.models is None else await self.models.card(model, loads=loads)
-        if self.account is None:
-            return info
         usable = None if self.models is None else self.account.usable(self.models)
         models = info.models if usable is None else tuple(offered for offered in info.models if offered in usable)
         return attrs.evolve(info, limits=self.account.limits(info.limits), models=models)
@@ -472,11 +468,11 @@ class Connection(ABC):
             of = {model: (model.name, model.title)}
             if asked is not None:
                 check_alone(asked, model.name, [model.title], self.adapters)
-            bound = None if self.account is None else self.account.bounds.models
-            if self.account is not None and bound is not None and not any(meant(name, of) for name in bound):
+            bound = self.account.bounds.models
+            if bound is not None and not any(meant(name, of) for name in bound):
                 raise UnknownModel(self.account.other_model(()).message)
             return asked
-        found = asked if self.account is None else self.account.model(asked, self.models)
+        found = self.account.model(asked, self.models)
         if isinstance(found, Excess):
             raise UnknownModel(found.message)
         return found
@@ -492,8 +488,6 @@ class Connection(ABC):
         Raises `Overloaded` where it can be let in later, and `BadRequest` for a field that its user must not use so.
         """
         request = self._checked(request)
-        if self.account is None:
-            return request
         # On the wire a priority of 0 is that of a request that says nothing.
         default = self.engine.info.limits.default_max_tokens
         fitted = self.account.fit(request, has_priority=request.priority > 0, default_max_tokens=default)
@@ -505,8 +499,6 @@ class Connection(ABC):
     def enter_whole(self, request: W) -> W:
         """Enter a request that is answered in one piece."""
         request = self._checked(request)
-        if self.account is None:
-            return request
         lane = self.account.lane(request.priority, has_priority=request.priority > 0)
         if isinstance(lane, Excess):
             raise BadRequest(lane.message)
@@ -515,17 +507,15 @@ class Connection(ABC):
 
     def _checked(self, request: A) -> A:
         """The request with the model that it gets, if its user may have one more now."""
-        if self.account is not None:
-            self.server.users.look()
+        self.server.users.look()
         request = self.check_model(request)
-        if self.account is not None and (excess := self.account.objection(1, trio.current_time())) is not None:
+        if (excess := self.account.objection(1, trio.current_time())) is not None:
             raise Overloaded(excess.message, retry_after_ms=excess.retry_after_ms)
         return request
 
     def leave(self) -> None:
         """A request that was let in has ended."""
-        if self.account is not None:
-            self.account.end(1)
+        self.account.end(1)
 
     def log_finished(self, event: Finished, model: str | None = None) -> None:
         """Note the end of a request that came to one; `model` is the one of several that it had. What a model's own
@@ -554,8 +544,7 @@ class Connection(ABC):
         """Note what a request, or a frame that was none, was refused or ended with."""
         level = logging.DEBUG if self.server.is_child else logging.WARNING
         self.log_often(level, "request.failed", request=id, code=error.code, message=error.message)
-        if self.account is not None and error.code == Overloaded.code:
-            self.account.refused += 1
+        self.account.refused += error.code == Overloaded.code
 
     def log_often(self, level: int, event: str, **fields: Any) -> None:
         """Log what the client can bring about as often as it likes, within this session's bound and the server's."""

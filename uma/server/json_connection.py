@@ -479,7 +479,7 @@ class JsonConnection(Connection):
         if isinstance(query, ModelsQuery):
             if query.reload:
                 await models.look_again()
-            usable = None if self.account is None else self.account.usable(models)
+            usable = self.account.usable(models)
             every = (*models.listed(), *models.gone())
             return [listed for listed in every if usable is None or listed.name in usable]
         model = self.own_model(query.model or self._model)

@@ -26,16 +26,13 @@ from uma.server.connection import ServedEngine
 from uma.server.logs import log, logging_to
 from uma.server.recording import recording
 from uma.server.server import Server, SilentServer
-from uma.server.tracing import traced, written
 from uma.types import LoadProgress, ServerInfo, Source
 
 logger = logging.getLogger("uma.server")
 
 STOP = frozenset(posix.signals("SIGTERM", "SIGINT", "SIGHUP"))
 """Signals that end a server in order. SIGHUP is a closed terminal's."""
-WATCHED = (*STOP, *posix.signals("SIGUSR1", "SIGUSR2", "SIGRTMIN"))
-TRACE_SEC = 5.0
-"""Length of the trace that SIGUSR2 begins."""
+WATCHED = (*STOP, *posix.signals("SIGUSR1", "SIGRTMIN"))
 
 INTERRUPTED = 128 + signal.SIGINT
 
@@ -97,11 +94,11 @@ def run_server(
     The socket answers at once: while the model is being loaded, `health` says how far that is, and everything else
     waits, told of it, until it is loaded or, with `E_RUNTIME_SHUTDOWN`, will not be. `on_ready` is called once requests
     are taken. A first signal drains, a second ends at once; while the model is being loaded, the first one ends the
-    load. A terminal that is closed is as SIGTERM, once. SIGUSR1 writes the metrics to the log, SIGUSR2 a trace to a
-    file, and SIGRTMIN drops half of the prefixes in host memory. The services that `beside` makes share the server's
-    life from then on, those of `early` from its beginning. `opened` opens what is served, and `make_server` makes what
-    it is served by: by default an engine, and a server on the socket. Each line of the log has `log_fields`. Raises
-    `ConfigError` or `ModelError` where it cannot start.
+    load. A terminal that is closed is as SIGTERM, once. SIGUSR1 writes the metrics to the log, and SIGRTMIN
+    drops half of the prefixes in host memory. The services that `beside` makes share the server's life from then on,
+    those of `early` from its beginning. `opened` opens what is served, and `make_server` makes what it is served by: by
+    default an engine, and a server on the socket. Each line of the log has `log_fields`. Raises `ConfigError` or
+    `ModelError` where it cannot start.
     """
     progress = progress or LoadProgress()
     with logging_to(config, fields=log_fields):
@@ -261,8 +258,6 @@ class ServerRun:
             log(logger, logging.DEBUG if self.server.is_child else logging.INFO, "signal", name=name)
             if name == "SIGUSR1":
                 await self._log_metrics()
-            elif name == "SIGUSR2":
-                self.nursery.start_soon(self._write_trace)
             elif name == "SIGRTMIN" and self.load_ended.is_set():
                 self.server.engine.yield_memory()
             elif number in STOP and not (stops and name == "SIGHUP"):
@@ -287,18 +282,6 @@ class ServerRun:
             await self.load_ended.wait()
             return
         os._exit(self.code)
-
-    async def _write_trace(self) -> None:
-        """Trace `TRACE_SEC`, and write that to a new file in the temporary folder, which the log names."""
-        if not self.load_ended.is_set():
-            return
-        try:
-            trace = await traced(self.server.engine, TRACE_SEC)
-            path = await trio.to_thread.run_sync(written, trace, abandon_on_cancel=True)
-        except (UmaError, OSError) as error:
-            log(logger, logging.WARNING, "trace.failed", reason=str(error))
-        else:
-            log(logger, logging.WARNING, "trace.written", path=path)
 
     async def _log_metrics(self) -> None:
         if self.load_ended.is_set():

@@ -1,9 +1,7 @@
-"""A trace of a server's engine (`engine.recorder`), and a file for one that a signal has asked for."""
+"""A trace of a server's engine (`engine.recorder`)."""
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterable
 
 from uma.engine import Engine
@@ -21,11 +19,3 @@ async def traced(served: ServedEngine, seconds: float) -> Iterable[bytes]:
     if not isinstance(served, Engine):
         raise BadRequest.at("type", "there is no trace of this server")
     return (await served.record(seconds)).written()
-
-
-def written(trace: Iterable[bytes]) -> str:
-    """The name of a new file in the temporary folder, for this user alone, that has the trace. Raises `OSError`."""
-    fd, path = tempfile.mkstemp(".json", "uma-trace-")
-    with os.fdopen(fd, "wb") as file:
-        file.writelines(trace)
-    return path

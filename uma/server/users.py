@@ -30,78 +30,65 @@ OTHERS = "others"
 """The table whose bounds each user without a table of its own has, each for itself."""
 
 
-@attrs.frozen
-class _UsersFile:
-    """What a file says."""
-
-    named: Mapping[int, tuple[str, Bounds]] = attrs.field(factory=dict)
-    """Name and bounds of each user in the table, by user id."""
-    others: Bounds | None = None
-    """None: users without a table have no bounds."""
-
-    @classmethod
-    def load(cls, path: Path) -> _UsersFile:
-        """Raises `ConfigError` where the file cannot be read, or names a user or a bound that does not exist."""
-        tables = {
-            name: from_table(table, Bounds, "socket_users", f"{path}: [{name}]")
-            for name, table in read_toml(path, "socket_users").items()
-        }
-        others = tables.pop(OTHERS, None)
-        named = {_uid(f"{path}: [{name}]", name): (name, bounds) for name, bounds in tables.items()}
-        if len(named) < len(tables):
-            raise ConfigError.at("socket_users", f"{path}: a user has two tables, by name and by user id; keep one")
-        return cls(named, others)
-
-    def of(self, uid: int | None) -> tuple[str, Bounds]:
-        """A user's name and bounds."""
-        if uid is not None and uid in self.named:
-            return self.named[uid]
-        return "unknown" if uid is None else str(uid), self.others or Bounds()
-
-
 @attrs.define(eq=False)
 class Users:
     """The accounts of a server's users, by user id, with the bounds that the file has now. Belongs to one thread."""
 
     _watch: FileWatch | None = None
-    _file: _UsersFile = attrs.field(factory=_UsersFile)
+    """None: no file, and no user has bounds."""
+    _known: _Known = attrs.field(factory=lambda: ({}, Bounds()))
     _accounts: dict[int | None, ClientAccount] = attrs.field(factory=dict, init=False)
 
     @classmethod
     def load(cls, file: str) -> Users:
         """The users of a file: tables `[NAME]` or `[UID]`, and `[others]`, each with `Bounds`; an empty name: no file.
 
-        Raises `ConfigError` as `_UsersFile.load`.
+        Raises `ConfigError` where the file cannot be read, or names a user or a bound that does not exist.
         """
-        return cls(FileWatch(Path(file)), _UsersFile.load(Path(file))) if file else cls()
+        return cls(FileWatch(Path(file)), _load(Path(file))) if file else cls()
 
-    def account(self, uid: int | None) -> ClientAccount | None:
-        """The account of a user, also of one that nothing bounds yet: what the file says later reaches open sessions.
-        None where there is no file.
-        """
-        if self._watch is None:
-            return None
+    def account(self, uid: int | None) -> ClientAccount:
+        """The account of a user, also of one without bounds: what the file says later reaches open sessions."""
         self.look()
-        name, bounds = self._file.of(uid)
-        return self._accounts.setdefault(uid, ClientAccount(f"user {name}", bounds))
+        return self._accounts.setdefault(uid, ClientAccount(*self._of(uid)))
 
     def accounts(self) -> list[ClientAccount]:
-        """The accounts of all users that had a session; none without a file."""
+        """The accounts of all users that had a session."""
         return list(self._accounts.values())
+
+    def _of(self, uid: int | None) -> tuple[str, Bounds]:
+        named, others = self._known
+        name, bounds = ("unknown", others) if uid is None else named.get(uid, (str(uid), others))
+        return f"user {name}", bounds
 
     def look(self) -> None:
         """Read a file that has changed. One that cannot be read is warned of, and the bounds stay as they were."""
         if self._watch is None or not self._watch.has_changed():
             return
         try:
-            self._file = _UsersFile.load(self._watch.path)
+            self._known = _load(self._watch.path)
         except ConfigError as error:
-            log(logger, logging.WARNING, "socket.users_not_reloaded", kept=len(self._file.named), error=error.message)
+            log(logger, logging.WARNING, "socket.users_not_reloaded", kept=len(self._known[0]), error=error.message)
             return
         for uid, account in self._accounts.items():
-            name, account.bounds = self._file.of(uid)
-            account.name = f"user {name}"
-        log(logger, logging.INFO, "socket.users_reloaded", read=len(self._file.named))
+            account.name, account.bounds = self._of(uid)
+        log(logger, logging.INFO, "socket.users_reloaded", read=len(self._known[0]))
+
+
+_Known = tuple[Mapping[int, tuple[str, Bounds]], Bounds]
+"""What a file says: name and bounds of users by user id, and the bounds of all others."""
+
+
+def _load(path: Path) -> _Known:
+    tables = {
+        name: from_table(table, Bounds, "socket_users", f"{path}: [{name}]")
+        for name, table in read_toml(path, "socket_users").items()
+    }
+    others = tables.pop(OTHERS, Bounds())
+    named = {_uid(f"{path}: [{name}]", name): (name, bounds) for name, bounds in tables.items()}
+    if len(named) < len(tables):
+        raise ConfigError.at("socket_users", f"{path}: a user has two tables, by name and by user id; keep one")
+    return named, others
 
 
 def _uid(where: str, name: str) -> int:
