@@ -1,6 +1,6 @@
-"""What one model can do of tools and thinking, from its chat template, and what a request asks of it.
+"""Tools and thinking of one model, as its chat template supports them, and what a request asks of both.
 
-A request that asks for neither is not touched. Belongs to the Trio thread.
+A request that asks for neither is not changed. Belongs to the Trio thread.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CHOICES = ("auto", "none", "required", "named")
 _NOT_NAMES = ("auto", "none", "required")
 _Compile = Callable[[SamplingParams], Awaitable[object]]
 _TAIL_TOKENS = 16
-"""Tokens at a prompt's end in which an opening mark of thinking, and white space behind it, are looked for."""
+"""Tokens at a prompt's end in which an opening mark of thinking, and white space behind it, are searched."""
 
 
 class ChatAbilities:
@@ -50,13 +50,13 @@ class ChatAbilities:
         self._vocab = model.vocab
         family = family_of(model.chat_template)
         self._family = None if isinstance(family, str) else family
-        """How the model writes calls; None: in a form that is not parsed, whose name is `_unknown_form`."""
+        """How the model writes calls; None: in an unknown form, which `_unknown_form` describes."""
         self._unknown_form = family if isinstance(family, str) else ""
         self._thinking = thinking_of(model.chat_template.source)
         self._template = model.chat_template
         self._specials: Specials | None = None
         self._relaxed = RelaxedTools()
-        # One at a time: what a schema costs is bounded, but seconds at worst.
+        # One at a time: the cost of a schema is bounded, but by seconds.
         self._lanes = LaneLimiter(1)
 
     @property
@@ -75,7 +75,7 @@ class ChatAbilities:
         return self.has_thinking and has_switch(self._template)
 
     def prepared(self, request: Request) -> Request:
-        """The request as the model's template can render it. Raises `BadRequest` for what cannot be honoured."""
+        """The request as the model's template can render it. Raises `BadRequest` for what it cannot support."""
         if lines := list(self._problems(request)):
             raise BadRequest(*lines)
         stop = request.sampling.stop
@@ -99,7 +99,7 @@ class ChatAbilities:
         return attrs.evolve(request, messages=messages, tools=(), continue_final_message=goes_on)
 
     def warnings(self, request: Request) -> tuple[str, ...]:
-        """What the request asks for that has no effect with this model."""
+        """Parts of the request that have no effect with this model."""
         return tuple(self._without_effect(request))
 
     def _without_effect(self, request: Request) -> Iterator[str]:
@@ -113,7 +113,7 @@ class ChatAbilities:
             yield f"chat_template_kwargs.{name}: is not read by this model's chat template"
 
     def is_parsed(self, request: Request) -> bool:
-        """Whether the request's answer is parsed at all."""
+        """Whether the request's answer is parsed."""
         if can_call(request) or request.sampling.grammar is None:
             return can_call(request) or request.reasoning is not None
         return self._thinks_first(request)
@@ -140,13 +140,13 @@ class ChatAbilities:
         )
 
     def _family_for(self, request: Request) -> Family | None:
-        """How calls are written in an answer that begins with the prompt's end, or goes on."""
+        """How calls are written, in an answer that the prompt opens or continues."""
         if self._family is None or request.continued is None:
             return self._family
         return attrs.evolve(self._family, to_answer="")
 
     def bounds_thinking(self, request: Request, prompt: array[int]) -> Callable[[int | None], ThinkingBound] | None:
-        """Makes the bound of an answer's thinking, on any thread; None where the model does not think."""
+        """Makes the bound of an answer's thinking, on any thread; None if the model does not think."""
         if self._thinking is None:
             return None
         closings = self._closings if can_call(request) else self._answering
@@ -155,15 +155,15 @@ class ChatAbilities:
 
     @cached_property
     def _answering(self) -> list[list[int]]:
-        """Tokens that close thinking so that the answer follows."""
+        """Marks, as tokens, that close thinking so that the answer follows."""
         assert self._thinking is not None
         mark = TO_ANSWER if self._has_channels else self._thinking.close
         return [self._vocab.tokenize(mark, add_special=False, parse_special=True).tolist()]
 
     @cached_property
     def _closings(self) -> list[list[int]]:
-        """Closings of thinking, those where a call can follow too: gpt-oss chooses at first, then answers, or calls
-        where it must.
+        """Marks that close thinking where a call can follow too: gpt-oss first chooses itself, then answers, or calls
+        if it must.
         """
         if not self._has_channels:
             return self._answering
@@ -177,14 +177,14 @@ class ChatAbilities:
         return self._family is not None and self._family.has_channels
 
     def _thinks_first(self, request: Request) -> bool:
-        """Whether the request's own grammar begins behind the model's thinking: the text is what the grammar holds
-        either way, so the request must ask for thinking to be separated.
+        """Whether the request's own grammar begins behind the model's thinking. The answer's text is then what the
+        grammar describes, so the request must ask for thinking to be separated.
         """
         is_held = request.sampling.grammar is not None and not can_call(request)
         return is_held and self._thinking is not None and _can_think(request)
 
     async def before_grammar(self, request: Request, prompt: array[int]) -> str:
-        """What comes before the text that the request's own grammar holds, as a grammar; empty where nothing does."""
+        """Grammar of what comes before the text that the request's own grammar describes; empty if nothing does."""
         if self._thinking is None or not self._thinks_first(request):
             return ""
         rules = LarkRules(await self._known_specials())
@@ -192,7 +192,7 @@ class ChatAbilities:
         return thought_first(rules, self._thinking, begins_thinking=begins_thinking, has_channels=self._has_channels)
 
     async def constrained(self, request: Request, prompt: array[int]) -> SamplingParams:
-        """How to sample the answer: with tools, so that what the model writes are calls of these or no calls at all."""
+        """Sampling of the answer: with tools, a grammar by which the model writes valid calls of them, or none."""
         if not can_call(request):
             return request.sampling
         assert self._family is not None
@@ -203,7 +203,7 @@ class ChatAbilities:
         return attrs.evolve(request.sampling, grammar=Grammar(lark=source))
 
     def _grammar(self, request: Request, specials: Specials, *, begins_thinking: bool) -> str:
-        """Any thread. Raises `BadRequest` for a schema that this family's form of calls cannot keep to."""
+        """Grammar for calls, on any thread. Raises `BadRequest` for a schema that this form of calls cannot express."""
         family = self._family_for(request)
         assert family is not None
         must_call, answer = request.tool_choice != "auto", _answer(request)
@@ -212,7 +212,7 @@ class ChatAbilities:
         tools = _tools(request)
         can_think = not (_calls_at_once(request) or (must_call and _is_answering(request)))
         if answer is not None and not _can_think(request):
-            can_think = begins_thinking  # as without tools, where all text is the answer
+            can_think = begins_thinking  # as without tools: all text is the answer
         try:
             return calls_grammar(
                 family,
@@ -229,11 +229,11 @@ class ChatAbilities:
             raise BadRequest.at(f"tools[{at}].parameters{error.place}", f"{error.reason}") from None
 
     def known_relaxed(self, request: Request) -> RelaxedRequest:
-        """The request without what is known to stand in the way of a grammar for its tools."""
+        """The request without schema keywords that are known to have no grammar."""
         return self._relaxed.known(request)
 
     async def relaxed(self, request: Request, serves: Callable[[Grammar], bool]) -> RelaxedRequest:
-        """Relaxed tools, once that was found out."""
+        """The request without schema keywords that have no grammar, which takes time to find out."""
         if not can_call(request) or self._family is None:
             return RelaxedRequest(request)
         specials = await self._known_specials()
@@ -252,7 +252,7 @@ class ChatAbilities:
             return await slot.in_thread(partial(self._relaxed.found, request, fits))
 
     async def blame(self, request: Request, error: BadRequest, compile_grammar: _Compile) -> BadRequest:
-        """A copy of an error with the place in the schema that no grammar can describe: the answer's, or a tool's."""
+        """A copy of the error with the place in a schema, the answer's or a tool's, that no grammar can describe."""
         if request.sampling.grammar is not None:
             try:
                 await compile_grammar(request.sampling)
@@ -265,7 +265,7 @@ class ChatAbilities:
                 (line,) = renamed(found.lines, {"grammar.json_schema": f"tools[{place}].parameters"})
                 field, why = (line.field, line.why) if isinstance(line, Wrong) else ("", line)
                 return BadRequest.at(field, f"{why}; give tool_choice none, or leave the tool out")
-        # Together they are beyond a bound that each of them keeps.
+        # Each by itself is within a limit that all together exceed.
         (line,) = error.lines
         return BadRequest.at("tools", line.why if isinstance(line, Wrong) else line)
 
@@ -280,7 +280,7 @@ class ChatAbilities:
 
     @cached_property
     def _marks(self) -> dict[str, int]:
-        """Special tokens that calls and thinking are written with, by their spelling."""
+        """Special tokens with which calls and thinking are written, by spelling."""
         texts = [self._thinking.open, self._thinking.close] if self._thinking is not None else []
         texts += [] if self._family is None else self._family.texts
         special = set(self._vocab.special_ids)
@@ -290,11 +290,11 @@ class ChatAbilities:
         return {self._vocab.text_of(id): id for id in ids & special}
 
     def spellings(self, request: Request) -> Mapping[int, bytes]:
-        """What marks that are control tokens, without text of their own, are written as for a parsed request."""
+        """Spelling of control tokens, which have no text of their own, in the output of a parsed request."""
         return self._control_marks if self.is_parsed(request) else {}
 
     def piece(self, token: int) -> bytes:
-        """A token's bytes in the output of a request that `is_parsed`."""
+        """Bytes of a token in the output of a request that `is_parsed`."""
         return self._control_marks.get(token) or self._vocab.piece(token)
 
     @cached_property
@@ -381,7 +381,7 @@ def _is_answering(request: Request) -> bool:
 
 
 def _calls_at_once(request: Request) -> bool:
-    """Whether the grammar begins with a call, also where the template opens thinking and has no switch for it."""
+    """Whether the answer must begin with a call, also if the template opens thinking and has no switch for it."""
     return can_call(request) and request.tool_choice != "auto" and request.reasoning == "off"
 
 

@@ -1,8 +1,8 @@
-"""Compaction: a summary that the model itself writes stands for the turns that were left out of a conversation.
+"""Compaction: a summary, written by the model itself, replaces the turns that are left out of a conversation.
 
-The turns that go are the beginning of what the model was given for the last requests, so that they are read from the
-cache; and the summary stands for them until more turns go. It is kept by the hash of these, since programs send the
-whole conversation each time. The next summary is one of this one and of the turns behind it.
+The omitted turns are the beginning of the last prompts, so they are read from the cache to be summarised. The summary
+stands for them until more turns are omitted. It is stored by their hash, because programs send the whole conversation
+each time. The next summary is made of this one and of the turns behind it.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ MAX_SUMMARY_SHARE = 0.125
 MAX_SUMMARY_SEC = 60.0
 """Maximum time that a request waits for its summary, after which it goes on without one."""
 MAX_SUMMARIES = 1_024
-"""Maximum summaries that are kept, of which the longest unused make way."""
+"""Maximum summaries that are kept; the longest unused is dropped first."""
 WISH = (
     "Summarise our conversation so far in at most 200 words, so that it can be gone on with: what was asked for, what "
     "was found, names, numbers and decisions. Write the summary alone."
 )
-"""What the model is asked behind the turns that go."""
+"""Instruction to the model, behind the turns that are omitted."""
 EXTRA_TOKENS = 64
-"""Tokens counted for `SUMMARY_HEADING`, more than it takes."""
+"""Tokens counted for `SUMMARY_HEADING`, a little more than it takes."""
 
 Generate = Callable[[Request], AbstractAsyncContextManager[EventStream]]
 
 
 def summary_tokens(max_tokens: int) -> int:
-    """Maximum length of a summary in a context of so many tokens."""
+    """Maximum length of a summary in a context of `max_tokens` tokens."""
     return max(1, min(MAX_SUMMARY_TOKENS, int(MAX_SUMMARY_SHARE * max_tokens)))
 
 
@@ -51,10 +51,10 @@ class Summaries:
     def __init__(self, max_tokens: int) -> None:
         self._most_tokens = summary_tokens(max_tokens)
         self._kept: OrderedDict[bytes, Summary] = OrderedDict()
-        """Summaries by hash, also those that are being written, and those that were not in time."""
+        """Summaries by hash, with those that are being written, and those that timed out."""
 
     async def compacted(self, cut: Cut, sent: Request, generate: Generate) -> Cut:
-        """The cut with a summary in the place of what is gone. Where there is none the cut stays one, and says why."""
+        """The cut with a summary in place of the omitted turns; without one if there is none, and the reason."""
         known = {hash: summary.text for hash, summary in self._kept.items() if summary.text}
         plan = partial(_planned, cut, sent, known, self._most_tokens)
         hash, asked = await trio.to_thread.run_sync(plan, abandon_on_cancel=True)  # of 12,000 messages 0.2 s
@@ -65,7 +65,7 @@ class Summaries:
         return attrs.evolve(cut, request=attrs.evolve(cut.request, messages=messages), summary=summary)
 
     async def _written(self, hash: bytes, asked: Request, generate: Generate) -> Summary:
-        """The summary with this hash, which one request has written, however many ask for it at once."""
+        """The summary with this hash. One request has it written, and all others that need it wait for that."""
         summary = self._kept.setdefault(hash, Summary())
         self._kept.move_to_end(hash)
         if len(self._kept) > MAX_SUMMARIES:
@@ -89,13 +89,13 @@ class Summaries:
 
 
 def _planned(cut: Cut, sent: Request, known: Mapping[bytes, str], most: int) -> tuple[bytes, Request]:
-    """The hash of what is gone, and the request for a summary of it, of at most so many tokens: of the last one that is
-    `known`, by the hash of what it stands for, and of what came behind that.
+    """Hash of the omitted messages, and the request for their summary, of at most `most` tokens. It includes the last
+    summary that is `known`, by the hash of what it stands for, and the messages behind that.
     """
     every, gone = sent.messages or (), sorted(cut.gone)
     hashes = _hashes(sent, [every[at] for at in gone])
     count = max((count for count, hash in enumerate(hashes, 1) if hash in known), default=0)
-    # Behind what is gone there can be calls whose question stays: without it they make no sense.
+    # Calls can follow whose question is not omitted: without it they make no sense.
     places = sorted(set(range(gone[-1] + 1)) - set(gone[:count]))
     behind = [every[at] for at in places if every[at].role not in INSTRUCTIONS]
     if count:
@@ -109,14 +109,14 @@ def _planned(cut: Cut, sent: Request, known: Mapping[bytes, str], most: int) -> 
         priority=-1,
         stream=False,
         truncation="auto",
-        tool_choice="auto",  # they stay, or the prompt would begin otherwise and not be cached
+        tool_choice="auto",  # tools stay: without them the prompt would begin differently, and not be cached
         reasoning="off",
     )
     return hashes[-1], asked
 
 
 def _hashes(sent: Request, gone: Sequence[Message]) -> list[bytes]:
-    """The hash of each beginning of what is gone."""
+    """Hash of each beginning of the omitted messages."""
     instructions = [message for message in sent.messages or () if message.role in INSTRUCTIONS]
     found, hashes = repr((sent.model, sent.lora, instructions)).encode(), list[bytes]()
     for message in gone:
@@ -127,7 +127,7 @@ def _hashes(sent: Request, gone: Sequence[Message]) -> list[bytes]:
 
 
 async def _last(stream: EventStream, summary: Summary) -> str:
-    """The whole text of a stream, whose tokens the summary is charged with."""
+    """Whole text of a stream; its tokens are counted in the summary."""
     async for event in stream:
         if isinstance(event, Finished):
             summary.tokens += event.usage.prompt_tokens + event.usage.completion_tokens
@@ -136,14 +136,14 @@ async def _last(stream: EventStream, summary: Summary) -> str:
 
 
 def _asking(messages: Sequence[Message]) -> list[Message]:
-    """Messages behind which the summary is asked for, in the last one where that is a question."""
+    """Messages with the instruction behind them, or in the last one if that is a question."""
     if messages[-1].role != "user":
         return [*messages, Message("user", WISH)]
     return [*messages[:-1], attrs.evolve(messages[-1], content=f"{messages[-1].content}\n\n{WISH}")]
 
 
 def _with_summary(messages: Sequence[Message], summary: str) -> list[Message]:
-    """Messages behind a summary, which the first question begins with: many templates want turns to alternate."""
+    """Messages with a summary before the first question, in the same turn: many templates require alternating turns."""
     first = next((at for at, message in enumerate(messages) if message.role not in INSTRUCTIONS), len(messages))
     text, behind = f"{SUMMARY_HEADING}\n{summary}", list(messages[first:])
     if behind and behind[0].role == "user":

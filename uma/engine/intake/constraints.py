@@ -1,8 +1,8 @@
-"""What constrains a request's output, made ready before it is queued: its grammar, its logit bias.
+"""Constraints of a request's output, prepared before it is queued: its grammar and its logit bias.
 
-A grammar that is not known yet is compiled in a thread, on a core that computes nothing else where there is one. Its
-own request waits for that, as do others with the same grammar, and those that come with more new grammars than there
-are such cores. A request whose grammar is known, or that has none, waits for neither.
+An unknown grammar is compiled in a thread, if possible on a core that computes nothing else. Its own request waits for
+that, as do others with the same grammar, and those with new grammars beyond the number of such cores. A request with a
+known grammar, or none, does not wait.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from uma.llama.vocab import Vocab
 from uma.types import Grammar, SamplingParams
 
 AT_ONCE_CHARS = 4096
-"""Maximum size of a grammar that is looked up on the Trio thread, where the text that it forces is tokenized too."""
+"""Maximum size of a grammar that is looked up on the Trio thread, where its forced text is also tokenized."""
 
 
 @attrs.define(eq=False)
@@ -32,14 +32,14 @@ class _Compiling:
 
     ended: trio.Event = attrs.field(factory=trio.Event)
     refusal: BadRequest | None = None
-    """Why it cannot be served, once that is known."""
+    """Why it cannot be compiled, once that is known."""
 
 
 class Constraints:
     """Prepares constraints for one vocabulary. Belongs to the Trio thread."""
 
     def __init__(self, vocab: Vocab, compiler: GrammarCompiler, at_once: int) -> None:
-        """Make a compiler of at most `at_once` grammars at a time: each takes a whole core."""
+        """`at_once`: maximum grammars compiled at a time; each takes a whole core."""
         self._vocab = vocab
         self._compiler = compiler
         self._lanes = LaneLimiter(at_once)
@@ -50,12 +50,12 @@ class Constraints:
     async def grammar(
         self, sampling: SamplingParams, before: str = "", lane: int = 0
     ) -> tuple[GrammarState | None, list[int]]:
-        """The grammar's beginning, and the tokens that it forces there; `before` is what can come before its text, as
-        `GrammarCompiler.compile` takes it. Raises `BadRequest` with the place of what cannot be served.
+        """Initial state of the grammar, and the tokens that it forces there. `before` is what can come before its text,
+        as in `GrammarCompiler.compile`. Raises `BadRequest` with the place that cannot be served.
         """
         if sampling.grammar is None:
             return None, []
-        if sampling.reproducible:  # its text depends on no other's, nor does it leave its context to wait
+        if sampling.reproducible:  # not shared: its text depends on no other, and does not wait midway
             begin = partial(self._begin, _Compiling(), sampling, before)
             async with self._lanes.slot(lane) as slot:
                 return await slot.in_thread(begin)
@@ -98,7 +98,7 @@ class Constraints:
             del self._compiling[key]
             compiling.ended.set()
 
-        slot.at_end = end  # its request can be cancelled before
+        slot.at_end = end  # not in `finally`: the request can be cancelled before the thread ends
         return await slot.in_thread(partial(self._begin, compiling, sampling, before))
 
     def _begin(self, compiling: _Compiling, sampling: SamplingParams, before: str) -> tuple[GrammarState, list[int]]:
@@ -143,7 +143,7 @@ def _opening(state: GrammarState, sampling: SamplingParams) -> list[int]:
 
 
 def _is_short(grammar: Grammar) -> bool:
-    """Whether it is of at most `AT_ONCE_CHARS` characters. Found out in a time that does not depend on more."""
+    """Whether it has at most `AT_ONCE_CHARS` characters, in a time that does not grow with the rest."""
     left = AT_ONCE_CHARS
     parts: list[Any] = [getattr(grammar, field.name) for field in attrs.fields(Grammar)]
     while parts and left >= 0:

@@ -1,8 +1,8 @@
-"""Prompts of decisions: a question behind the state as the chat template writes it, and the tokens of its labels.
+"""Prompts of decisions: a question behind the state, rendered by the chat template, and the tokens of its labels.
 
 The wording has a version, `types.decision.WORDING`. The state is rendered and tokenized once; each question is
-tokenized by itself behind it, where that gives the tokens which all of the text together gives. No text of a request
-is ever read as a special token: a state that spells the end of a turn ends none.
+tokenized alone behind it, if that gives the same tokens as the whole text. No text of a request is read as a special
+token: a state that spells the end of a turn does not end one.
 """
 
 from __future__ import annotations
@@ -30,12 +30,11 @@ from uma.types import Message, Request
 from uma.types.decision import DecisionQuestion, DecisionRequest, Option
 
 MAX_NAME_TOKENS = 64
-"""Maximum tokens of all names of a question that is answered by names where the request does not say: each can cost a
-row of logits of its own."""
+"""Maximum tokens of all names of a question for which names are used by default: each can need a row of logits."""
 _QUESTION, _CUT = "\ufdd0", "\ufdd1"
-"""Characters that no text has: one for the question's place, one for a cut in a special token's spelling."""
+"""Characters that no text has: for the place of the question, and for a cut in the spelling of a special token."""
 _NONE = "\ufffd"
-"""Stands for these where a text has them, so that its pictures are still where they were."""
+"""Character that replaces these in a text, so that the places of its pictures stay."""
 Speller = Callable[[str], labels.Path]
 _ANSWER = "UMA reads the answer here"
 _UNSAID = {"predicate": "Does this hold?", "choice": "Which option fits best?", "score": "Which level fits best?"}
@@ -46,13 +45,13 @@ class DecisionPrompts:
     """All prompts of a decision."""
 
     state: array[int]
-    """Tokens that all prompts begin with; none where questions change how the state is tokenized."""
+    """Common first tokens of all prompts; empty if questions change how the state is tokenized."""
     border: int
-    """Tokens at the beginning of all prompts that are the state's."""
+    """Number of first tokens of all prompts that belong to the state."""
     asked: Iterable[AskedPrompt]
-    """Made as they are asked for: those of hundreds of questions take as long as a stream can wait."""
+    """Prompts, made one by one: making hundreds at once would take longer than a stream can wait."""
     pictures: tuple[PlacedPicture, ...] = ()
-    """Pictures of the state, at the same tokens of all prompts."""
+    """Pictures of the state, at the same positions in all prompts."""
 
 
 @attrs.frozen(eq=False, slots=False)
@@ -64,7 +63,7 @@ class DecisionReader:
     _chat: ChatAbilities
     _pictures: PictureReader | None
     _with_files: Callable[[Request], Awaitable[Request]]
-    """Gives a request the files that its pictures name."""
+    """Replaces URLs of a request's pictures by their files."""
 
     @cached_property
     def _trained(self) -> TrainedForm | None:
@@ -88,7 +87,7 @@ class DecisionReader:
     def _read(
         self, request: DecisionRequest, conversation: Request, next_file: Callable[[], None] | None = None
     ) -> DecisionPrompts:
-        """Any thread. `next_file` is there where the state has pictures: see `PictureReader.read`."""
+        """The prompts, on any thread. `next_file` is given if the state has pictures: see `PictureReader.read`."""
         if self._trained is not None:
             every = list(self._trained.prompts(request))
             return DecisionPrompts(array("i"), min(common_length(every[0].tokens, one.tokens) for one in every), every)
@@ -98,7 +97,7 @@ class DecisionReader:
         front, behind, lead = self._frame(conversation)
         text = self._cut(question_text(request.questions[0], (), ()))
         whole = self._ids(front + text, files=files)
-        # Blank lines at its end can be tokens with what follows them: then they are each question's.
+        # Trailing blank lines can merge into one token with what follows: they then belong to each question.
         for state_text in (front, front.rstrip()):
             state, rest = self._ids(state_text, files=files), front[len(state_text) :]
             border, ids = common_length(state, whole), partial(self._ids, begins=False)
@@ -110,8 +109,8 @@ class DecisionReader:
         return DecisionPrompts(state, border, asked, placed(whole, files))
 
     def _frame(self, conversation: Request) -> tuple[str, str, str]:
-        """The conversation as text: what comes before a question, what behind it up to the answer, and the spaces that
-        the template writes before the answer: they belong to its first token.
+        """The conversation as text before a question, text behind it up to the answer, and the spaces that the template
+        writes before the answer, which belong to its first token.
         """
         messages = tuple(map(self._guarded, conversation.messages or ()))
         text = rendered(self._model.chat_template, attrs.evolve(conversation, messages=messages))
@@ -137,8 +136,8 @@ class DecisionReader:
         return re.compile("|".join(map(re.escape, longest)) or r"(?!)")
 
     def _ids(self, text: str, *, begins: bool = True, files: Sequence[SeenFile] = ()) -> array[int]:
-        """Tokens of a text, cut where a request spells a special token; `begins`: it is a prompt's beginning. `files`
-        are the pictures that it has marks of.
+        """Tokens of a text, cut where a request spells a special token. `begins`: it is the beginning of a prompt.
+        `files` are the pictures for its marks.
         """
         vocab, ids = self._model.vocab, array("i")
         adds = begins and self._model.chat_template.needs_bos(text)
@@ -154,20 +153,20 @@ class DecisionReader:
     def _asked(
         self, request: DecisionRequest, ids: Callable[[str], array[int]], spelled: Speller
     ) -> Iterator[AskedPrompt]:
-        """The prompts of all questions. `ids` are a question's tokens behind the state."""
+        """The prompts of all questions. `ids` gives a question's tokens behind the state."""
         for index, question in enumerate(request.questions):
             named = self._names(request, question, spelled)
             how = request.orders if request.orders != "auto" else "one" if named else "two"
             orders = labels.orders(max(2, len(question.options)), how if question.kind == "choice" else "one")
             codes = [] if named else self._codes(question, spelled)
             for order in orders:
-                # Names go with their options, codes stay in their places.
+                # Names move with their options; codes stay in their places.
                 text = question_text(question, order, [code for code, _ in codes])
                 spellings = [named[at] for at in order] if named else [[path] for _, path in codes]
                 yield AskedPrompt(index, order, ids(text), spellings)
 
     def _names(self, request: DecisionRequest, question: DecisionQuestion, spelled: Speller) -> labels.Spellings:
-        """Spellings of a question's options by their names; none where codes are better."""
+        """Spellings of a question's options by their names; empty if codes are used."""
         if question.kind == "predicate":
             return [list(map(spelled, names)) for names in (("yes", "Yes"), ("no", "No"))]
         if request.labels == "codes":
@@ -177,15 +176,15 @@ class DecisionReader:
         return found if is_short and labels.is_distinct(found) else ()
 
     def _codes(self, question: DecisionQuestion, spelled: Speller) -> list[tuple[str, labels.Path]]:
-        """Codes by place, each with its tokens: those of the fewest tokens."""
+        """Codes by place, each with its tokens: those with the fewest."""
         count = len(question.options)
         texts = labels.codes(count) if question.kind == "choice" else tuple(map(str, range(count)))
         found = sorted(((text, spelled(text)) for text in texts), key=lambda code: len(code[1]))
         return sorted(found[:count])
 
     def _speller(self, behind: str, lead: str) -> Speller:
-        """Tells the tokens of a label behind the prompt. It is read with the text behind the last special token before
-        it, as its first token depends on that; where the two merge, by itself.
+        """Gives the tokens of a label behind the prompt. It is tokenized with the text behind the last special token,
+        because its first token depends on that; if both merge, alone.
         """
         tail = behind[max((found.end() for found in self._specials.finditer(behind)), default=0) :]
         before = self._plain(tail)
@@ -202,7 +201,7 @@ class DecisionReader:
 
 
 def _conversation(request: DecisionRequest) -> Request:
-    """The state as a conversation that ends with an answer, and has a mark where the question goes."""
+    """The state as a conversation that ends with an answer, with a mark for the question."""
     *before, last = (
         attrs.evolve(turn, content=turn.content.replace(_QUESTION, _NONE).replace(_CUT, _NONE))
         for turn in request.messages
@@ -215,7 +214,7 @@ def _conversation(request: DecisionRequest) -> Request:
 
 
 def question_text(question: DecisionQuestion, order: Sequence[int], codes: Sequence[str]) -> str:
-    """The question behind the state; without `codes` the answer is a name."""
+    """Text of a question behind the state; without `codes` the answer is a name."""
     lines = [f"Question: {question.instructions or _UNSAID[question.kind]}"]
     options = question.options or (Option("yes"), Option("no"))
     if question.kind == "predicate":

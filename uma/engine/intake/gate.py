@@ -1,8 +1,8 @@
-"""Admission control before the queue: whether a request is taken, and when a refused one should try again.
+"""Admission control before the queue: whether a request is accepted, and when a refused one should retry.
 
-A request is refused where its fields exclude each other, where the queue is full, or where its first token would come
-far later than it asks for: while its client can still ask another server. Belongs to the Trio thread; what it reads of
-running sequences is the decode thread's, and can be a tick old.
+A request is refused if its fields exclude each other, if the queue is full, or if its first token would come far later
+than it asks for, while its client can still ask another server. Belongs to the Trio thread; figures of running
+sequences are the decode thread's, and can be a tick old.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Gate:
 
     _config: RuntimeConfig
     _sequences: Collection[Sequence]
-    """All that were submitted and have not ended."""
+    """Sequences that were submitted and have not ended."""
     _worker: DecodeWorker
     _max_active: int
     _cost: CostModel
@@ -44,7 +44,7 @@ class Gate:
     def check_queue(self, lane: int) -> None:
         """Refuse a request that finds the queue full; see `is_full`."""
         active, limit = self._worker.active_count, self._config.max_queue
-        # Requests that came a moment ago and start with the next tick are not waiting.
+        # Requests that have just come, and start with the next tick, do not count as waiting.
         slots = max(0, self._max_active - active)
         waiting = len(self._sequences) - active - slots
         if waiting < limit:
@@ -75,7 +75,7 @@ class Gate:
             )
 
     def _load_before(self, lane: int, due_ms: float) -> Load:
-        # (The decode thread has not yet fixed the deadlines of sequences that came just now.)
+        # (For sequences that have just come, the decode thread has not set a deadline yet.)
         ahead = [
             sequence
             for sequence in self._sequences
@@ -85,7 +85,7 @@ class Gate:
                 else sequence.lane >= lane
             )
         ]
-        # Background rows give up their slots, and a part of these prompts will be cached, as of those before.
+        # Background rows give up their slots, and part of these prompts will be cached, like earlier ones.
         running = sum(sequence.holding is not None and sequence.lane >= min(lane, 0) for sequence in self._sequences)
         uncached = 1 - self._metrics.cached_tokens_total / max(1, self._metrics.prompt_tokens_total)
         return Load(
@@ -101,7 +101,7 @@ class Gate:
 
 
 def check_features(request: Request, max_active: int) -> None:
-    """Raise `BadRequest` with a line for each field that another one, or the engine's size, excludes."""
+    """Raise `BadRequest` with a line for each field that another one, or the engine's size, rules out."""
     lines = _conflicts(request)
     if (count := request.sampling.drawn_answers) > max_active:
         name = "n" if count == request.sampling.n else "best_of"
@@ -112,7 +112,7 @@ def check_features(request: Request, max_active: int) -> None:
 
 
 def check_prompt(sampling: SamplingParams, prompt_tokens: int) -> None:
-    """Raise `BadRequest` where a prompt is too long for so many log probabilities."""
+    """Raise `BadRequest` if a prompt has too many tokens for its log probabilities."""
     asked = sampling.prompt_logprobs
     if asked is not None and (asked + 1) * prompt_tokens > MAX_PROMPT_LOGPROBS:
         raise BadRequest.at(

@@ -1,6 +1,6 @@
-"""A few slots for work in threads, given by lane and, within a lane, to clients in turns.
+"""A few slots for work in threads, granted by lane and, within a lane, to clients in turn.
 
-No interactive prompt waits behind a flood of background ones, and none behind another client's of its own lane.
+No interactive prompt waits behind a flood of background ones, and none behind other clients' in its own lane.
 """
 
 from __future__ import annotations
@@ -17,45 +17,45 @@ from uma.net.client import CLIENT
 T = TypeVar("T")
 
 MAX_FLOWS = 1_024
-"""Maximum flows (a client in a lane) that are remembered without waiters, so that clients that come and go take no
-memory while a slot is always held."""
+"""Maximum flows (a client in a lane) remembered without waiters: clients that come and go take no memory while some
+slot is always held."""
 
 
 @attrs.define(eq=False)
 class _Flow:
-    """What one client wants in one lane."""
+    """Demand of one client in one lane."""
 
     lane: int
     turn: float = 0.0
-    """When its first waiter is due, on a clock that counts cost. A waiter that is cancelled leaves its turn behind."""
+    """Virtual time at which its first waiter is due. A cancelled waiter gives its turn to the next."""
     waiting: dict[trio.Event, float] = attrs.field(factory=dict)
-    """Waiters in order of arrival, each with the cost of its work."""
+    """Waiters in order of arrival, with the costs of their work."""
 
 
 @attrs.define(eq=False)
 class Slot:
-    """A slot that is held by a block and by the threads that began in it, until the last of these has ended.
+    """A slot held by a block, and by threads that began in it, until the last of these has ended.
 
-    It is what Trio asks before a thread begins, and tells on its own thread that one has ended, given up or not.
+    Trio takes it for these threads' limiter: it is told before one begins, and when one has ended, abandoned or not.
     """
 
     _release: Callable[[], None]
     at_end: Callable[[], None] | None = attrs.field(default=None, init=False)
-    """Called just before another has the slot."""
+    """Called just before the slot is granted to another holder."""
     _holders: int = attrs.field(default=1, init=False)
 
     async def in_thread(self, work: Callable[[], T]) -> T:
-        """What `work` returns, called in a thread; for the task of the block. One that is cancelled does not wait for
-        the thread, but the next holder of the slot does.
+        """Call `work` in a thread, for the task of the block. A cancelled task does not wait for the thread, but the
+        next holder of the slot does.
         """
         return await trio.to_thread.run_sync(work, limiter=cast(trio.CapacityLimiter, self), abandon_on_cancel=True)
 
     async def acquire_on_behalf_of(self, _: object) -> None:
-        """A thread is about to begin."""
+        """Called by Trio before a thread begins."""
         self._holders += 1
 
     def release_on_behalf_of(self, _: object) -> None:
-        """A thread has ended, or the block."""
+        """Called when a thread has ended, or the block."""
         self._holders -= 1
         if self._holders == 0:
             if self.at_end is not None:
@@ -64,20 +64,20 @@ class Slot:
 
 
 class LaneLimiter:
-    """Limiter of at most `slots` holders at a time. The next is of the highest lane that waits, and there of the client
-    that has had least: start-time fair queueing (Goyal, Vin, Cheng 1996).
+    """Limiter of at most `slots` holders at a time. The next has the highest waiting lane, and there the client with
+    the least service: start-time fair queueing (Goyal, Vin, Cheng 1996).
 
-    Background work (a lane under 0) never takes the last slot, where there is more than one: a request of another lane
-    then waits for no background work at all. Belongs to the Trio thread.
+    Background work (a lane below 0) never takes the last of several slots, so that requests of other lanes never wait
+    for it. Belongs to the Trio thread.
     """
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
         self._free = slots
         self._clocks: dict[int, float] = {}
-        """Turn that was served last, by lane."""
+        """Virtual time by lane: turn of the flow that was granted last."""
         self._flows: dict[tuple[int, Hashable], _Flow] = {}
-        """Flows by lane and client. Forgotten once no slot is held, or where there are many and none of it waits."""
+        """Flows by lane and client. Forgotten when no slot is held, or without waiters when there are many."""
 
     def __len__(self) -> int:
         """Flows that are remembered."""
@@ -90,7 +90,7 @@ class LaneLimiter:
 
     @asynccontextmanager
     async def slot(self, lane: int, cost: float = 1.0) -> AsyncIterator[Slot]:
-        """Hold a slot for the block, with work of this `cost`: any unit, but the same for all."""
+        """Hold a slot for the block. `cost` is the size of its work, in one unit for all."""
         await self._acquire(lane, cost)
         slot = Slot(self._release)
         try:

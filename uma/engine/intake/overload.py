@@ -1,4 +1,4 @@
-"""Refuses a request that can no longer have its first token in time, and computes when to try again."""
+"""Refuses requests whose first token would come too late, and computes when to retry."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ from uma.engine.policy.cost import CostModel
 from uma.engine.policy.tuning import TUNING
 
 BEYOND_REPAIR = 1.5
-"""Predicted wait, as a multiple of the target, above which a request is refused. Predictions err: a shorter one is
-worth a try."""
+"""Predicted wait, as a multiple of the target, above which a request is refused. Predictions err, so a shorter wait is
+accepted."""
 TYPICAL_CHUNK_TOKENS = 256
-"""Tokens of the piece by whose speed the reading of prompts is predicted."""
+"""Tokens of the piece by which the speed of prefill is predicted."""
 LEAST_RETRY_MS = 50
 """Minimum hint of when to try again."""
 MOST_RETRY_MS = 60_000
 """Maximum hint of when to try again: OpenAI's clients take no hint that is much longer (60 s, later 120 s)."""
 UNKNOWN_SERVICE_MS = 1_000
-"""Assumed time from a request's begin to its end, until one has ended."""
+"""Assumed service time of a request (ms), until one has ended."""
 
 
 @attrs.frozen
 class Load:
-    """What stands before a new request of some lane."""
+    """Load ahead of a new request of some lane."""
 
     ahead_tokens: int
     """Prompt tokens still to be computed for requests of its lane or a higher one."""
     ahead_waiting: int
-    """Requests of these that have not begun."""
+    """Number of these requests that have not begun."""
     running: int
     decoding: int
     max_running: int
     service_ms: float
-    """Usual time from a request's begin to its end; 0 while unknown."""
+    """Usual service time of a request, from its begin to its end; 0 if unknown."""
     used_cells: int
     tick_budget_ms: float
 
 
 def wait_ms(load: Load, prompt_tokens: int, cost: CostModel) -> float:
-    """Predicted milliseconds until a request with `prompt_tokens` has its first token, if it came now.
+    """Predicted milliseconds until the first token of a request with `prompt_tokens` that comes now.
 
-    The time to read all prompts before it and its own, at the share of each tick that decoding leaves; or, where all
-    places are taken, until enough requests have ended by Little's law, if that is longer.
+    It is the time to read all prompts ahead and its own, at the share of each tick that decoding leaves; or, if all
+    slots are taken and that is longer, the time until enough requests have ended (Little's law).
     """
     tokens = load.ahead_tokens + prompt_tokens
     per_token_ms = cost.prefill_ms(TYPICAL_CHUNK_TOKENS, prompt_tokens / 2) / TYPICAL_CHUNK_TOKENS
@@ -57,9 +57,9 @@ def wait_ms(load: Load, prompt_tokens: int, cost: CostModel) -> float:
 
 
 def is_full(lane: int, waiting: int, ahead: int, limit: int, *, is_first: bool) -> bool:
-    """Whether a request finds the queue full; `ahead` of what waits is of its lane or a higher one. For a background
-    request the queue is twice as long. One client fills it for no other: for the first request of a client it is as
-    much longer again.
+    """Whether a request finds the queue full; `ahead` of the waiting ones are of its lane or a higher one. The queue is
+    twice as long for background requests, and longer by its limit for the first request of a client, so that no client
+    fills it for others.
     """
     spare = limit if is_first else 0
     return (lane >= 0 and ahead >= limit + spare) or waiting >= 2 * limit + spare
@@ -68,11 +68,11 @@ def is_full(lane: int, waiting: int, ahead: int, limit: int, *, is_first: bool) 
 def full_queue_retry_ms(
     waiting: int, limit: int, service_ms: float, max_running: int, ages_ms: Sequence[float] = ()
 ) -> int:
-    """When a request that found the queue full should try again: once half of what can wait has been worked off.
+    """When a request that found the queue full should retry: once half of the queue has been served.
 
-    A hint of the next free place would bring all that were refused back at once, to a queue that is full again. Where
-    requests that run take longer than those before, it is twice their median age that counts: one that is met at a
-    chance moment has, in the mean, half of its time behind it.
+    A hint of the next free place would bring all refused requests back at once, to a queue that is full again. If
+    running requests take longer than earlier ones, twice their median age counts: on average, a request seen at a
+    random moment is half done.
     """
     ahead = max(1, waiting - limit // 2)
     service_ms = max(service_ms or UNKNOWN_SERVICE_MS, 2 * median(ages_ms) if ages_ms else 0.0)
@@ -80,5 +80,5 @@ def full_queue_retry_ms(
 
 
 def retry_after_ms(wait: float, target_ms: float) -> int:
-    """When trying again can succeed: once what is too much now has been worked off."""
+    """When a retry can succeed: once the excess load has been served."""
     return max(LEAST_RETRY_MS, round(wait - target_ms))

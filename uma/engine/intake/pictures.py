@@ -1,7 +1,7 @@
-"""Prompt of a request with pictures: files to pixels to pieces, and pieces to ids. Any thread.
+"""Prompts with pictures: from files to pixels to pieces, and from pieces to token ids. Any thread.
 
-A picture that was seen lately is neither decoded nor encoded again: what is known of it is kept by its file's hash. A
-sound is a picture here.
+A picture that was seen recently is neither decoded nor encoded again: it is kept by its file's hash. Sounds count as
+pictures here.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from uma.media.files import file_of
 from uma.types import Media, Request
 
 MAX_KEPT_BYTES = 256 * 2**20
-"""Maximum size of all embeddings that are kept for prompts to come. One of 576 tokens for a 7B model takes 9 MiB."""
+"""Maximum size of all embeddings kept for later prompts. One of 576 tokens for a 7B model takes 9 MiB."""
 MAX_PREPARED_TOKENS = 32_768
 """Maximum tokens of all pictures that are prepared and wait to be encoded; those of one request are bounded by the
 context. Until then each token holds its pixels, resized, or its part of a spectrum: from 2 kB (LLaVA) to 40 (Gemma 3).
 Of decoded files each tokenizer thread has one at a time."""
 PART_TOKENS = 32
-"""Maximum tokens of a part of a picture, where one can be cut. Fewer would take a batch little less time on a CPU."""
+"""Maximum tokens of a part of a picture, if it can be cut. Smaller parts would hardly be faster on a CPU."""
 
 
 @attrs.frozen(eq=False)
 class SeenFile:
-    """A picture's file that was prepared."""
+    """The file of a picture, prepared."""
 
     tokens: array[int]
-    """Tokens of its parts, and of what the model has around them."""
+    """Tokens of its parts, and of the text that the model puts around them."""
     parts: tuple[tuple[Picture, int], ...]
-    """One for each run of ids: of which picture it is, and the first token that it has of it."""
+    """Parts by run of ids: the picture, and the index of its first token in the part."""
     pictures: tuple[Picture, ...]
 
     @property
@@ -60,7 +60,7 @@ class SeenFile:
 
 @attrs.frozen
 class PicturePrompt:
-    """A prompt that was read."""
+    """Prompt of a request, as tokens."""
 
     tokens: array[int]
     pictures: tuple[PlacedPicture, ...] = ()
@@ -80,14 +80,14 @@ class PictureReader:
         self._decoder = MediaDecoder(sees=projector.sees, hears=projector.hears)
         self._lock = threading.Lock()
         self._kept: dict[str, SeenFile] = {}
-        """Pictures by the file's hash, those used last at the end."""
+        """Prepared files by hash, the last used at the end."""
         self._prepared: WeakSet[Picture] = WeakSet()
-        """Pictures that were not encoded when they were looked at last."""
+        """Pictures that were not encoded when last checked."""
 
     def read(self, request: Request, next_file: Callable[[], None], *, first: int = 0) -> PicturePrompt:
         """The prompt of a request. Raises `BadRequest`, which counts messages from the `first`, `TemplateError`,
-        `PromptTooLarge` or `Overloaded`. Called in a thread; before each file `next_file` waits for its turn, or ends
-        it where the task that waits for the thread is cancelled.
+        `PromptTooLarge` or `Overloaded`. Called in a thread. Before each file it calls `next_file`, which waits for the
+        file's turn, and raises if the waiting task is cancelled.
         """
         marked, where = self._marked(request, first), _where(request)
         template, vocab, parse_special = self._context.model.chat_template, self._context.model.vocab, True
@@ -110,7 +110,7 @@ class PictureReader:
             tokens += own
             at += len(part) + len(self._projector.marker)
             if index < len(files):
-                # Only now is its place known. libmtmd adds the beginning of text last, and so does not count it.
+                # Only now is its position known. (libmtmd adds the beginning of text last, so it does not count.)
                 if lead := (len(tokens) - (vocab.adds_bos and tokens[:1] == begun)) % self._projector.block:
                     field, item = next(islice(request.placed_media(first), index, None))
                     files[index] = self._seen(item.data, f"{field}.data", where, files[:index], lead)
@@ -123,13 +123,13 @@ class PictureReader:
         return PicturePrompt(tokens, placed(tokens, files), tuple(sorted(token_ends - {0})), sizes)
 
     def marked(self, request: Request, next_file: Callable[[], None]) -> tuple[Request, list[SeenFile]]:
-        """A request with marks in the place of its pictures, and these. See `read`."""
+        """The request with marks in place of its pictures, and these. See `read`."""
         if self._projector.block > 1 and any(True for _ in request.placed_media()):
             raise BadRequest.at(_where(request), "pictures of this model's kind are unsupported in decisions")
         return self._marked(request, 0), self._files(request, next_file, 0, _where(request))
 
     def parts_of(self, text: str, files: Sequence[SeenFile], where: str = "messages") -> list[str]:
-        """A rendered prompt's text before, between and behind its pictures. Raises `BadRequest`."""
+        """Text of a rendered prompt before, between and behind its pictures. Raises `BadRequest`."""
         if len(parts := text.split(self._projector.marker)) != len(files) + 1:
             raise BadRequest.at(where, "the chat template drops a picture or a sound, or shows one twice")
         return parts
@@ -143,7 +143,7 @@ class PictureReader:
         return files
 
     def _ends(self, marked: Request, text: str) -> list[int]:
-        """Characters of the prompt before each end of a message that is of use."""
+        """Ends of messages that can be used, in characters of the prompt."""
         if not self._is_checkpointed or marked.messages is None or marked.continued is not None:
             return []
         return message_ends(self._context.model.chat_template, marked, text)
@@ -177,7 +177,7 @@ class PictureReader:
         return "".join((*parts, text[before:]))
 
     def _check_length(self, files: Sequence[SeenFile], field: str) -> None:
-        """Refuse a request that has more than fits already, before the next file is decoded."""
+        """Refuse a request whose files so far already exceed the context, before the next file is decoded."""
         taken, most = sum(len(file.tokens) for file in files), self._context.n_ctx_seq
         if taken > most:
             raise PromptTooLarge.at(
@@ -189,8 +189,8 @@ class PictureReader:
             )
 
     def _seen(self, text: str, field: str, where: str, own: Sequence[SeenFile], lead: int = 0) -> SeenFile:
-        """What a file is in a prompt; decoded where it was not seen lately. Its request has its `own` before it.
-        `lead`: see `Projector.prepare`.
+        """A file as it appears in a prompt; it is decoded unless it was seen recently. `own` are the request's files
+        before it. `lead`: see `Projector.prepare`.
         """
         data = file_of(text, field)
         id = hashlib.sha256(data).hexdigest() + (f" {lead}" if lead else "")
@@ -213,7 +213,7 @@ class PictureReader:
             self._prepared.discard(picture)
         if self._waiting_tokens(own) < MAX_PREPARED_TOKENS:
             return
-        # Those whose request has gone are kept here alone.
+        # Pictures of requests that have ended are referenced only here.
         self._kept = {id: seen for id, seen in self._kept.items() if seen.is_encoded}
         if (waiting := self._waiting_tokens(own)) >= MAX_PREPARED_TOKENS:
             raise Overloaded(
@@ -226,8 +226,8 @@ class PictureReader:
         return sum(picture.n_tokens for picture in self._prepared if picture not in mine)
 
     def _made(self, file: Pixels | Samples, where: str, lead: int) -> SeenFile:
-        """What a decoded file is in a prompt. All that is asked of its pictures is asked here, while no other thread
-        has them.
+        """A decoded file as it appears in a prompt. Everything is asked of its pictures here, while no other thread has
+        them.
         """
         tokens, parts, pictures = array("i"), list[tuple[Picture, int]](), list[Picture]()
         for piece in self._projector.prepare(file, lead):
@@ -250,7 +250,7 @@ class PictureReader:
         return picture.n_positions if end == picture.n_tokens else 0
 
     def _cuts(self, picture: Picture) -> list[int]:
-        """Where a picture is cut, its beginning and end included: streams go on between its parts."""
+        """Where a picture is cut, with its beginning and end: streams go on between its parts."""
         tokens, parts = picture.n_tokens, 1
         if not self._projector.attends_both_ways(picture):
             parts = -(-tokens // min(PART_TOKENS, self._context.n_batch))
@@ -272,12 +272,12 @@ class PictureReader:
 
 
 def placed(tokens: array[int], files: Sequence[SeenFile]) -> tuple[PlacedPicture, ...]:
-    """The pictures of a prompt, each where its ids are."""
+    """Pictures of a prompt, each with the place of its ids."""
     parts = ((at, *part) for at, file in enumerate(files) for part in file.parts)
     pairs = zip(runs_in(tokens), parts, strict=True)
     return tuple(PlacedPicture(run, picture, start, before) for run, (before, picture, start) in pairs)
 
 
 def _where(request: Request) -> str:
-    """The field that errors name which are about all of the request's pictures."""
+    """Field that errors about all pictures of the request name."""
     return "messages" if request.prompt is None else "prompt"
