@@ -95,6 +95,7 @@ SEARCHED += "GPU|uninstall|upgrade|rate limit|out of memory|CUDA|quantization|sy
 SEARCHED += (
     "CORS|Continue|Open WebUI|Cursor|Codex|Claude Code|embeddings|JSON mode|`stop`|`seed`|`logprobs`|Docker|temperature"
 )
+SEARCHED += "|OpenAI SDK|TLS|HTTPS|tools|picture|Python without a server"
 SEARCHED += "|Where are my models|change the port|another machine|stop the server|Where is the log"
 """What people search for on this page."""
 
