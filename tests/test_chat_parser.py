@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from uma.chat.families import GENERIC, Family, thinking_of
 from uma.chat.harmony import HarmonyParser
-from uma.chat.json_call import whole_members
 from uma.chat.parser import Parser
+from uma.chat.partial_json import whole_members
 from uma.chat.parts import AnswerText, CallArguments, CallBegun, CallBroken, CallCut, CallEnded, Part, Reasoning, joined
 from uma.llama.template import ChatTemplate
 from uma.types import Message, ToolCall

@@ -1,4 +1,4 @@
-"""Incremental readers of tool calls that are not one JSON object: characters in, the name and JSON arguments out.
+"""Incremental readers of tool calls: characters in, the name and JSON arguments out.
 
 Each form in `uma/chat/forms.py` has a reader, written as a generator that takes one character at each `yield`, so that
 it can stop anywhere. White space between the parts of a call does not count.
@@ -15,7 +15,7 @@ from typing import Protocol
 
 from uma import json_text
 from uma.chat.forms import COUNT, ID, KINDS, BracesForm, ElementsForm, Form, NamedForm, ObjectForm, PairsForm
-from uma.chat.json_call import JsonCall, JsonString
+from uma.chat.partial_json import JsonString
 from uma.chat.parts import CallArguments, CallBegun, Part
 from uma.chat.schema import Schema, UnservableError, container_of, kinds_of, properties_of, value_in_text
 
@@ -27,6 +27,10 @@ _SPACE = " \t\r\n"
 _WORDS = {"True": "true", "False": "false", "None": "null"}
 """JSON's words for Python's, in forms with arguments as in a Python call."""
 _PLACE = re.compile(f"[{ID}{COUNT}]")
+_NAME_KEYS = ("name", "tool_name")
+_ARGUMENT_KEYS = ("arguments", "parameters")
+_KEYS = {*_NAME_KEYS, *_ARGUMENT_KEYS, "id", "type", "tool_call_id"}
+"""Keys of a call that is a JSON object."""
 
 
 class CallReader(Protocol):
@@ -63,7 +67,7 @@ def reader_of(form: Form, tools: Mapping[str, Schema]) -> CallReader:
     if isinstance(form, ElementsForm):
         return _ElementsCall(form, tools)
     assert isinstance(form, ObjectForm)
-    return JsonCall(tools.keys())
+    return ObjectCall(tools)
 
 
 def read_call(call: CallReader, text: str, parts: list[Part]) -> int:
@@ -84,12 +88,12 @@ def read_call(call: CallReader, text: str, parts: list[Part]) -> int:
     return len(text)
 
 
-class _NoCallError(Exception):
+class NoCallError(Exception):
     """The text is not a call; the message says why."""
 
 
-class _CallReader(ABC):
-    """Drives the generator `_read` with the pushed characters."""
+class PushedCall(ABC):
+    """A reader that is pushed characters, written as a generator that takes them (`_read`)."""
 
     def __init__(self, tools: Mapping[str, Schema]) -> None:
         self._tools = tools
@@ -107,7 +111,7 @@ class _CallReader(ABC):
             self._reading.send(char)
         except StopIteration:
             self._end()
-        except _NoCallError as error:
+        except NoCallError as error:
             self.problem = str(error)
         sent, self._out = self._out, ""
         return sent
@@ -138,7 +142,7 @@ class _CallReader(ABC):
                 continue
             read += char
             if not any(byte.startswith(read) for byte in packed):
-                raise _NoCallError("it is not of this model's form")
+                raise NoCallError("it is not of this model's form")
         return packed[read]
 
     def _name_before(
@@ -153,7 +157,7 @@ class _CallReader(ABC):
             packed = _packed(read)
             ends = [end for end in ends if end[0].startswith(packed) and _is_name(read, end[1])]
             if not ends:
-                raise _NoCallError("no tool of that name was offered")
+                raise NoCallError("no tool of that name was offered")
             for whole, name, stop in ends:
                 if packed == whole:
                     return name, stop
@@ -191,6 +195,23 @@ class _CallReader(ABC):
             char = yield
         return char
 
+    def _json(self, char: str, stops: Collection[str], *, gives: bool = False) -> Generator[None, str, tuple[str, str]]:
+        """Read JSON that begins with `char`, up to one of these characters behind it. Returns both. `gives`: give the
+        JSON out as it comes.
+        """
+        read, depth, string = "", 0, JsonString()
+        while depth or string.is_open or char not in stops:
+            string.push(char)
+            if not string.is_open:
+                depth += (char in "{[") - (char in "}]")
+                if depth < 0 or (char == ":" and not depth):
+                    raise NoCallError("it is not JSON")
+            read += char
+            if gives and (depth or not char.isspace()):
+                self._give(char)
+            char = yield
+        return read.strip(), char
+
     def _object(self, read: str) -> Reading:
         """Read a JSON object, and give it out as it comes. `read` is its bracket, or empty."""
         if read != "{":
@@ -206,7 +227,67 @@ class _CallReader(ABC):
         return self.arguments
 
 
-class _NamedCall(_CallReader):
+class ObjectCall(PushedCall):
+    """A call that is one JSON object, `{"name": …, "arguments": {…}}`, with its members in any order.
+
+    An object that is not a call is recognised at its first foreign key, so that ordinary JSON is not held back.
+    """
+
+    _early = ""
+    """Arguments that came before the name."""
+
+    def _read(self) -> Reading:
+        yield from self._one_of("{")
+        return (yield from self._members())
+
+    def _members(self) -> Reading:
+        """Read the members, from behind the opening brace to the closing one."""
+        char = ","
+        while char == ",":
+            char = yield from self._member()
+        if self.name is None:
+            raise NoCallError("it has no name")
+        if not self.arguments:
+            self._give("{}")
+        return self.arguments
+
+    def _member(self) -> Reading:
+        """Read a member. Returns the comma or the brace behind it."""
+        if (yield from self._visible()) != '"':
+            raise NoCallError("it is not JSON")
+        key = yield from self._until('"')  # without escapes, because grammars spell keys without them
+        if (yield from self._visible()) != ":" or key not in _KEYS:
+            raise NoCallError("it is not a call's object")
+        begin = yield from self._visible()
+        is_arguments = key in _ARGUMENT_KEYS
+        if is_arguments and (self.arguments or self._early):
+            raise NoCallError("it has arguments twice")
+        gives = is_arguments and self.name is not None and begin == "{"
+        text, char = yield from self._json(begin, ",}", gives=gives)
+        value = _loaded(text)
+        if key in _NAME_KEYS:
+            self._take_name(value, text)
+        elif is_arguments:
+            if isinstance(value, str):  # some models write the object once more as a string
+                text, value = value, _loaded(value)
+            if not isinstance(value, dict):
+                raise NoCallError("its arguments are no JSON object")
+            if self.name is None:
+                self._early = text
+            elif not gives:
+                self._give(text)
+        return char
+
+    def _take_name(self, value: object, text: str) -> None:
+        if self.name is not None:
+            raise NoCallError("it has a name twice")
+        if not isinstance(value, str) or value not in self._tools or text != _quoted(value):
+            raise NoCallError("no tool of that name was offered")
+        self.name = value
+        self._give(self._early)
+
+
+class _NamedCall(PushedCall):
     def __init__(self, form: NamedForm, tools: Mapping[str, Schema]) -> None:
         self._form = form
         super().__init__(tools)
@@ -230,7 +311,7 @@ class _NamedCall(_CallReader):
         return texts[-1]
 
 
-class _PairsCall(_CallReader):
+class _PairsCall(PushedCall):
     def __init__(self, form: PairsForm, tools: Mapping[str, Schema]) -> None:
         self._form = form
         self._seen: set[str] = set()
@@ -279,7 +360,7 @@ class _PairsCall(_CallReader):
             try:
                 self._give(value_in_text(text, kinds))
             except ValueError as error:
-                raise _NoCallError(str(error)) from None
+                raise NoCallError(str(error)) from None
         return (yield from self._one_of(form.key_open, form.end))
 
     def _open_value(self, kinds: frozenset[str]) -> Reading:
@@ -294,19 +375,13 @@ class _PairsCall(_CallReader):
             self._give('"')
             char = yield from self._visible()
         else:
-            read, depth, string = "", 0, JsonString()
-            while depth or string.is_open or char not in stops:
-                read += char
-                string.push(char)
-                if not string.is_open:
-                    depth += (char in "{[") - (char in "}]")
-                char = yield
+            read, char = yield from self._json(char, stops)
             try:
-                self._give(value_in_text(_WORDS.get(read.strip(), read), kinds - {"string"}))
+                self._give(value_in_text(_WORDS.get(read, read), kinds - {"string"}))
             except ValueError as error:
-                raise _NoCallError(str(error)) from None
+                raise NoCallError(str(error)) from None
         if char not in stops:
-            raise _NoCallError("a value has no end")
+            raise NoCallError("a value has no end")
         yield from self._one_of(stops[char], read=char)
         return stops[char]
 
@@ -326,7 +401,7 @@ class _PairsCall(_CallReader):
         return read.removesuffix(mark)
 
 
-class _BracesCall(_CallReader):
+class _BracesCall(PushedCall):
     def __init__(self, form: BracesForm, tools: Mapping[str, Schema]) -> None:
         self._form = form
         self._depth = 0
@@ -345,7 +420,7 @@ class _BracesCall(_CallReader):
         while char != "}":
             key = char + (yield from self._until(":"))
             if not key.strip() or any(mark in key for mark in "{}[],") or self._form.quote in key:
-                raise _NoCallError("an argument has no name")
+                raise NoCallError("an argument has no name")
             self._give(f"{comma}{_quoted(key.strip())}: ")
             char, comma = (yield from self._value((yield from self._visible()), "}")), ", "
             if char == ",":
@@ -367,7 +442,7 @@ class _BracesCall(_CallReader):
         """Read a value that begins with `char`. Returns the comma or the closing character behind it."""
         if char in "{[":
             if self._depth == MAX_NESTING:
-                raise _NoCallError("its arguments are nested too deeply")
+                raise NoCallError("its arguments are nested too deeply")
             self._depth += 1
             yield from self._braces() if char == "{" else self._brackets()
             self._depth -= 1
@@ -377,7 +452,7 @@ class _BracesCall(_CallReader):
             return (yield from self._word(char, close))
         char = yield from self._visible()
         if char not in (",", close):
-            raise _NoCallError("a value has no end")
+            raise NoCallError("a value has no end")
         return char
 
     def _word(self, char: str, close: str) -> Reading:
@@ -391,7 +466,7 @@ class _BracesCall(_CallReader):
         except ValueError:
             value = ""
         if isinstance(value, str | list | dict):
-            raise _NoCallError("a value is neither a number nor a word that JSON knows")
+            raise NoCallError("a value is neither a number nor a word that JSON knows")
         self._give(word.strip())
         return char
 
@@ -399,7 +474,7 @@ class _BracesCall(_CallReader):
         quote = self._form.quote
         for expected in quote[1:]:
             if (yield) != expected:
-                raise _NoCallError("a value is not between this model's quotes")
+                raise NoCallError("a value is not between this model's quotes")
         self._give('"')
         held = ""
         while not held.endswith(quote):
@@ -410,7 +485,7 @@ class _BracesCall(_CallReader):
         self._give('"')
 
 
-class _ElementsCall(_CallReader):
+class _ElementsCall(PushedCall):
     def __init__(self, form: ElementsForm, tools: Mapping[str, Schema]) -> None:
         self._form = form
         self._depth = 0
@@ -457,7 +532,7 @@ class _ElementsCall(_CallReader):
         kinds = _kinds(schema, self._root) - {"null"}
         if kinds <= {"array", "object"}:
             if self._depth == MAX_NESTING:
-                raise _NoCallError("its arguments are nested too deeply")
+                raise NoCallError("its arguments are nested too deeply")
             self._depth += 1
             read = self._members if "object" in kinds else self._items
             yield from read(container_of(schema, self._root), close)
@@ -469,7 +544,14 @@ class _ElementsCall(_CallReader):
             try:
                 self._give(value_in_text(text, kinds))
             except ValueError as error:
-                raise _NoCallError(str(error)) from None
+                raise NoCallError(str(error)) from None
+
+
+def _loaded(text: str) -> object:
+    try:
+        return json_text.loads(text)
+    except (ValueError, RecursionError):
+        raise NoCallError("it is not JSON") from None
 
 
 def _kinds(schema: Schema, root: Schema) -> frozenset[str]:

@@ -8,10 +8,10 @@ text is recognised by its first characters.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from uma import json_text
-from uma.chat.json_call import JsonCall
+from uma.chat.calls import NoCallError, ObjectCall, Reading
 from uma.chat.parts import AnswerText, CallArguments, CallBegun, CallEnded, Part, Reasoning, joined
 from uma.chat.schema import Schema, follows
 from uma.chat.steps import StepParser
@@ -23,6 +23,41 @@ _MAX_LABEL = 16
 """Maximum length of the word behind a fence (json, tool_call)."""
 
 
+class _FencedCall(ObjectCall):
+    """A call with nothing but white space or a code fence around it."""
+
+    is_complete = False
+    """Whether the text so far is such a call."""
+
+    def _read(self) -> Reading:
+        char = yield from self._visible()
+        is_fenced = char == _FENCE[0]
+        if is_fenced:
+            yield from self._rest_of_fence()
+            label = ""
+            while (char := (yield)) not in "\r\n":
+                label += char
+                if len(label) > _MAX_LABEL:
+                    raise NoCallError("it is not a fence")
+            char = yield from self._visible()
+        if char != "{":
+            raise NoCallError("it is not an object")
+        yield from self._members()
+        if is_fenced:
+            if (yield from self._visible()) != _FENCE[0]:
+                raise NoCallError("the fence is not closed")
+            yield from self._rest_of_fence()
+        self.is_complete = True
+        yield from self._visible()
+        raise NoCallError("text follows it")
+
+    def _rest_of_fence(self) -> Reading:
+        for expected in _FENCE[1:]:
+            if (yield) != expected:
+                raise NoCallError("it is not a fence")
+        return _FENCE
+
+
 class WholeCallParser:
     """A parser around another one, for answers that can be one call without marks."""
 
@@ -30,14 +65,10 @@ class WholeCallParser:
         """`tools` are the schemas of the arguments by name, of tools that can be called in this way."""
         self._parser = parser
         self._tools = tools
-        self._call = JsonCall(tools.keys())
+        self._call = _FencedCall(tools)
         self._held = ""
         """Text that can still be the call."""
         self._is_text = False
-        self._is_whole = False
-        """Whether the held text is a call, if nothing but white space follows."""
-        self._reading = self._read()
-        next(self._reading)
 
     @property
     def thoughts(self) -> list[tuple[int, int]]:
@@ -54,7 +85,7 @@ class WholeCallParser:
         name, arguments = self._call.name, self._call.arguments
         if self._is_text or not self._held:
             return parts
-        if not self._is_whole or name is None or not follows(json_text.loads(arguments), self._tools[name]):
+        if not self._call.is_complete or name is None or not follows(json_text.loads(arguments), self._tools[name]):
             return joined([*parts, AnswerText(self._held)])
         return [*parts, CallBegun(name), CallArguments(arguments), CallEnded(name, arguments, NOTE)]
 
@@ -75,56 +106,12 @@ class WholeCallParser:
         return joined(given)
 
     def _can_be_call(self, text: str) -> bool:
-        try:
-            for char in text:
-                self._reading.send(char)
-        except StopIteration:
-            return False
-        return True
-
-    def _read(self) -> Generator[None, str, None]:
-        """Read a call, one character at each `yield`. Ends early where the text is not one."""
-        char = yield from _visible()
-        fence = ""
-        if char == _FENCE[0]:
-            fence = _FENCE
-            if not (yield from _spelled(fence[1:])):
-                return
-            label = ""
-            while (char := (yield)) not in "\r\n":
-                label += char
-                if len(label) > _MAX_LABEL:
-                    return
-            char = yield from _visible()
-        if char != "{":
-            return
-        self._call.push(char)
-        while not self._call.is_whole:
-            self._call.push((yield))
+        for char in text:
+            self._call.push(char)
             if self._call.problem:
-                return
-        if fence:
-            char = yield from _visible()
-            if char != fence[0] or not (yield from _spelled(fence[1:])):
-                return
-        self._is_whole = True
-        yield from _visible()
+                return False
+        return True
 
 
 AnyParser = StepParser | WholeCallParser
 """Parser of one answer."""
-
-
-def _visible() -> Generator[None, str, str]:
-    """Read the next character that is not white space."""
-    while (char := (yield)).isspace():
-        pass
-    return char
-
-
-def _spelled(text: str) -> Generator[None, str, bool]:
-    """Whether this text comes next."""
-    for expected in text:
-        if (yield) != expected:
-            return False
-    return True

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import attrs
 
 from uma import json_bytes, json_text
-from uma.chat.json_call import whole_members
+from uma.chat.partial_json import whole_members
 from uma.constraints import Length, Range
 from uma.errors import BadRequest
 from uma.http.content import content_of, part_of, question_start, text_of

@@ -15,8 +15,8 @@ from typing import Annotated, Any
 import attrs
 
 from uma import json_text
-from uma.chat.json_call import whole_members
 from uma.chat.lark_pattern import NoPatternError, pattern_of
+from uma.chat.partial_json import whole_members
 from uma.constraints import Length, Text, show
 from uma.errors import BadRequest
 from uma.http.ignored import Ignored

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import attrs
 
 from uma import json_text
-from uma.chat.json_call import whole_members
+from uma.chat.partial_json import whole_members
 from uma.constraints import Json, Length, Text, show
 from uma.errors import BadRequest
 from uma.http.ignored import Ignored
