@@ -1,4 +1,4 @@
-"""Spans and metrics of `uma run --otel`, sent by OpenTelemetry's SDK to a receiver of OTLP in this process."""
+"""Spans of `uma run --otel`, sent by OpenTelemetry's SDK to a receiver of OTLP in this process."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from typing import Any
 import attrs
 import pytest
 from http_server import running_gateway, running_http
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from harness import ask, run_to_end, running_server, short_directory
 from models import write_encoder
 from uma.config import RuntimeConfig
 from uma.errors import ConfigError
-from uma.server.otel import BETWEEN_BOUNDS, DURATION_BOUNDS, FIRST_BOUNDS, check
+from uma.server.otel import check
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TRACEPARENT = f"00-{TRACE}-{PARENT}-01"
@@ -32,23 +31,19 @@ TRACEPARENT = f"00-{TRACE}-{PARENT}-01"
 
 @attrs.define(eq=False)
 class Receiver:
-    """What has come in: spans by the id of their request, and the newest of each metric."""
+    """What has come in: spans by the id of their request."""
 
     url: str = ""
     spans: dict[str, Any] = attrs.field(factory=dict)
-    metrics: dict[str, Any] = attrs.field(factory=dict)
     resources: list[dict[str, Any]] = attrs.field(factory=list)
 
     def take(self, path: str, body: bytes) -> None:
         """One export."""
-        if path == "/v1/traces":
-            for part in ExportTraceServiceRequest.FromString(body).resource_spans:
-                self.resources.append(plain(part.resource.attributes))
-                for span in (each for scope in part.scope_spans for each in scope.spans):
-                    self.spans[plain(span.attributes).get("gen_ai.response.id") or span.span_id] = span
-        else:
-            for part in ExportMetricsServiceRequest.FromString(body).resource_metrics:
-                self.metrics |= {each.name: each for scope in part.scope_metrics for each in scope.metrics}
+        assert path == "/v1/traces"
+        for part in ExportTraceServiceRequest.FromString(body).resource_spans:
+            self.resources.append(plain(part.resource.attributes))
+            for span in (each for scope in part.scope_spans for each in scope.spans):
+                self.spans[plain(span.attributes).get("gen_ai.response.id") or span.span_id] = span
 
 
 def plain(attributes: Any) -> dict[str, Any]:
@@ -178,23 +173,6 @@ def test_embeddings_have_spans_too(seen: Receiver) -> None:
     assert plain(bad.attributes)["error.type"] == "E_PROTO_BAD_REQUEST"
 
 
-@pytest.mark.parametrize(
-    ("name", "bounds"),
-    [
-        ("request.duration", DURATION_BOUNDS),
-        ("time_to_first_token", FIRST_BOUNDS),
-        ("time_per_output_token", BETWEEN_BOUNDS),
-    ],
-)
-def test_metrics_have_the_conventions_names_unit_and_bounds(seen: Receiver, name: str, bounds: tuple[float]) -> None:
-    metric = seen.metrics[f"gen_ai.server.{name}"]
-    assert metric.unit == "s"
-    points = metric.histogram.data_points
-    assert sum(each.count for each in points) == (8 if name == "request.duration" else 5)
-    assert all(tuple(each.explicit_bounds) == bounds for each in points)
-    assert all({"gen_ai.operation.name", "server.address"} <= plain(each.attributes).keys() for each in points)
-
-
 def test_the_header_s_parent_reaches_the_process_that_has_the_model(tiny: Path) -> None:
     """Behind a gateway, and where several models are served, each in a process of its own."""
     body = {"prompt": "a", "max_tokens": 2, "ignore_eos": True}
@@ -229,14 +207,13 @@ def test_without_the_switch_nothing_of_it_is_loaded_or_sent(tiny: Path) -> None:
         with running_server(directory / "s", "--model", str(tiny), **variables) as server, server.connect() as raw:
             raw.send(ask("a", max_tokens=2))
             raw.last_of("a")
-        assert (receiver.spans, receiver.metrics) == ({}, {})
+        assert receiver.spans == {}
 
 
 @contextmanager
 def receiving_calls() -> Iterator[Receiver]:
     """A receiver of OTLP by gRPC."""
     grpc = pytest.importorskip("grpc", reason="needs opentelemetry-exporter-otlp-proto-grpc")
-    from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metrics_service_pb2_grpc
     from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
     receiver = Receiver()
@@ -246,14 +223,8 @@ def receiving_calls() -> Iterator[Receiver]:
             receiver.take("/v1/traces", request.SerializeToString())
             return trace_service_pb2.ExportTraceServiceResponse()
 
-    class Metrics(metrics_service_pb2_grpc.MetricsServiceServicer):  # type: ignore[misc]
-        def Export(self, request: Any, context: Any) -> Any:  # noqa: N802
-            receiver.take("/v1/metrics", request.SerializeToString())
-            return metrics_service_pb2.ExportMetricsServiceResponse()
-
     server = grpc.server(ThreadPoolExecutor(2))
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(Traces(), server)
-    metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(Metrics(), server)
     receiver.url = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
     try:
@@ -272,7 +243,6 @@ def test_a_collector_is_reached_by_grpc_where_the_variable_says_so(tiny: Path) -
             raw.send(ask("a", max_tokens=2))
             raw.last_of("a")
         assert "a" in receiver.spans
-        assert "gen_ai.server.request.duration" in receiver.metrics
 
 
 @pytest.mark.parametrize(
@@ -280,9 +250,9 @@ def test_a_collector_is_reached_by_grpc_where_the_variable_says_so(tiny: Path) -
     [
         ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json", "'http/json' must be one of http/protobuf, grpc"),
         (
-            "OTEL_EXPORTER_OTLP_METRICS_PROTOCOL",
+            "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL",
             "carrier pigeon",
-            "OTEL_EXPORTER_OTLP_METRICS_PROTOCOL: 'carrier pigeon'",
+            "_TRACES_PROTOCOL: 'carrier pigeon'",
         ),
         ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "grpc", "pip install opentelemetry-exporter-otlp-proto-grpc"),
     ],

@@ -292,7 +292,7 @@ class RuntimeConfig:
     record_text: bool = setting(False, "keep some text of the last 1000 requests for `uma explain`")
     history: bool = setting(False, "keep requests of the last 7 days whole, 1 GiB at most, for `uma history`")
     history_redact: str = setting("", "regular expression of what the history keeps as [redacted]; empty: nothing")
-    otel: bool = setting(False, "send a span and metrics of each request to an OpenTelemetry collector")
+    otel: bool = setting(False, "send a span of each request to an OpenTelemetry collector")
     log_level: Literal["debug", "info", "warning", "error"] = setting("info", "least severe log line shown")
     log_format: Literal["text", "json"] = setting("text", "log lines as key=value pairs, or as a JSON object each")
 

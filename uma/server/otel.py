@@ -1,4 +1,4 @@
-"""`--otel`: a span and metrics of each request for an OpenTelemetry collector, by the semantic conventions for GenAI.
+"""`--otel`: a span of each request for an OpenTelemetry collector, by the semantic conventions for GenAI.
 
 The SDK is imported only here, and only with the switch. Its own variables (`OTEL_EXPORTER_OTLP_ENDPOINT`,
 `OTEL_EXPORTER_OTLP_PROTOCOL`, `OTEL_SERVICE_NAME`, `OTEL_TRACES_SAMPLER` ...) say where all goes and how; its threads
@@ -31,18 +31,12 @@ PROVIDER = "uma"
 """`gen_ai.provider.name`: the conventions have no name for a server of one's own."""
 FLUSH_SEC = 5.0
 """Maximum time, at the server's end, for what has not been sent: a collector that is gone must not hold it up."""
-DURATION_BOUNDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
-"""Seconds; the conventions' bounds of `gen_ai.server.request.duration`, as the next two are for their metrics."""
-FIRST_BOUNDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
-BETWEEN_BOUNDS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 SAMPLING = ("max_tokens", "temperature", "top_p", "top_k", "seed", "frequency_penalty", "presence_penalty")
 """Fields of `SamplingParams` that the conventions have an attribute for: `gen_ai.request.` and the same name."""
 UNKNOWN = "_OTHER"
 """`error.type` where nothing more is known, as the conventions have it."""
 EXPORTERS = {"http/protobuf": "http", "grpc": "grpc"}
 """OTLP's forms that Python's SDK has an exporter for, and the last part of its package's name."""
-SIGNALS = {"traces": "trace_exporter.OTLPSpanExporter", "metrics": "metric_exporter.OTLPMetricExporter"}
-"""What is sent, and where an exporter's package has the class for it."""
 
 
 def check(config: RuntimeConfig) -> None:
@@ -52,25 +46,22 @@ def check(config: RuntimeConfig) -> None:
             import opentelemetry.sdk  # noqa: F401, PLC0415
         except ImportError:
             raise ConfigError.at("otel", "OpenTelemetry's SDK is missing: pip install 'uma-serve[otel]'") from None
-        for signal in SIGNALS:
-            _exporter(signal)
+        _exporter()
 
 
-def _exporter(signal: str) -> Any:
-    """The class that sends `traces` or `metrics`, as the SDK's variables have it.
+def _exporter() -> Any:
+    """The class that sends spans, as the SDK's variables have it.
 
     Raises `ConfigError` for another form than those of `EXPORTERS`, and where the package is missing.
     """
-    general = "OTEL_EXPORTER_OTLP_PROTOCOL"
-    own = f"OTEL_EXPORTER_OTLP_{signal.upper()}_PROTOCOL"
+    general, own = "OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
     name = own if os.environ.get(own) else general
     form = os.environ.get(name) or "http/protobuf"
     if form not in EXPORTERS:
         raise ConfigError(f"{name}: {form!r} must be one of {', '.join(EXPORTERS)}")
     package = f"opentelemetry.exporter.otlp.proto.{EXPORTERS[form]}"
-    module, _, kind = f"{package}.{SIGNALS[signal]}".rpartition(".")
     try:
-        return getattr(import_module(module), kind)
+        return import_module(f"{package}.trace_exporter").OTLPSpanExporter
     except ImportError:
         raise ConfigError.at(
             "otel", f"OpenTelemetry's exporter for {form} is missing: pip install {package.replace('.', '-')}"
@@ -96,13 +87,11 @@ async def exporting(engine: Engine, config: RuntimeConfig) -> AsyncIterator[None
 
 
 class OtelTelemetry:
-    """One server's spans and metrics. `tell` belongs to one thread."""
+    """One server's spans. `tell` belongs to one thread."""
 
     def __init__(self, info: ServerInfo, config: RuntimeConfig) -> None:
         # As late as possible: without the switch nothing of it is loaded.
         from opentelemetry import trace  # noqa: PLC0415
-        from opentelemetry.sdk.metrics import MeterProvider  # noqa: PLC0415
-        from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader  # noqa: PLC0415
         from opentelemetry.sdk.resources import Resource  # noqa: PLC0415
         from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
         from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
@@ -112,31 +101,15 @@ class OtelTelemetry:
         named = {"service.name": os.environ.get("OTEL_SERVICE_NAME") or "uma", "service.version": __version__}
         resource = Resource.create(named)  # OTEL_RESOURCE_ATTRIBUTES among it
         self._traces = TracerProvider(resource=resource, shutdown_on_exit=False)
-        self._traces.add_span_processor(BatchSpanProcessor(_exporter("traces")()))
-        reader = PeriodicExportingMetricReader(_exporter("metrics")())
-        self._meters = MeterProvider([reader], resource=resource, shutdown_on_exit=False)
-        self._tracer, meter = self._traces.get_tracer("uma", __version__), self._meters.get_meter("uma", __version__)
+        self._traces.add_span_processor(BatchSpanProcessor(_exporter()()))
+        self._tracer = self._traces.get_tracer("uma", __version__)
         self._parent = TraceContextTextMapPropagator().extract
-
-        def seconds(name: str, description: str, bounds: tuple[float, ...]) -> Any:
-            return meter.create_histogram(
-                f"gen_ai.server.{name}", "s", description, explicit_bucket_boundaries_advisory=bounds
-            )
-
-        self._duration = seconds("request.duration", "Time from a request's arrival to its end.", DURATION_BOUNDS)
-        self._first = seconds("time_to_first_token", "Time from a request's arrival to its first token.", FIRST_BOUNDS)
-        self._between = seconds("time_per_output_token", "Time per token after the first one.", BETWEEN_BOUNDS)
 
     def tell(self, over: Over) -> None:
         """A request is over."""
         operation = "chat" if over.request.messages is not None else "text_completion"
         common = self._common(operation, over.origin)
         failed = {"error.type": over.error or UNKNOWN} if over.reason == "error" else {}
-        self._duration.record(max(0.0, over.ended_at - over.began_at), common | failed)
-        if over.metrics.ttft_ms and not failed:
-            self._first.record(over.metrics.ttft_ms / 1000, common)
-            if over.metrics.tokens_per_second:
-                self._between.record(1 / over.metrics.tokens_per_second, common)
         self._span(common | failed | _attributes(over), over)
 
     def _span(self, attributes: dict[str, Any], over: Over | Embedded) -> None:
@@ -157,7 +130,6 @@ class OtelTelemetry:
         request, tokens = over.request, over.prompt_tokens
         common = self._common("rerank" if isinstance(request, RerankRequest) else "embeddings", over.origin)
         common |= {} if tokens is not None else {"error.type": over.error or UNKNOWN}
-        self._duration.record(max(0.0, over.ended_at - over.began_at), common)
         attributes: dict[str, Any] = {"uma.priority": request.priority, "uma.origin": over.origin}
         if tokens is not None:
             attributes["gen_ai.usage.input_tokens"] = tokens
@@ -168,7 +140,6 @@ class OtelTelemetry:
     def close(self) -> None:
         """Send what has not been sent. Blocks."""
         self._traces.shutdown()
-        self._meters.shutdown()
 
     def _common(self, operation: str, origin: str) -> dict[str, Any]:
         return {
