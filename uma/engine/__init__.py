@@ -1,4 +1,4 @@
-"""The engine: a loaded model, its decode thread, and the requests it serves. See `engine.py` for the way of a token."""
+"""The engine: a loaded model, its decode thread, and its requests. docs/architecture.md has the path of a token."""
 
 from uma.engine.engine import Engine
 from uma.engine.open import open_engine

@@ -1,8 +1,7 @@
-"""What runs and waits just now, and where the time of a request went: read from the decode thread's own
-objects, without a lock.
+"""What runs and waits now, and where the time of a request went: read from the decode thread's objects without a lock.
 
-Each figure is one attribute that the decode thread writes and that is read as it is at this moment; two figures of one
-request can be a tick apart.
+Each figure is one attribute that the decode thread writes, read as it is at the moment; two figures of one request can
+be a tick apart.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ second."""
 
 
 def activity_of(sequences: Iterable[Sequence], now_ms: float, max_active: int, id: str = "") -> Activity:
-    """The activity of `sequences`, which have not ended and come in order of arrival. Trio thread.
+    """The activity of `sequences`, which have not ended and are in order of arrival. Trio thread.
 
-    Each of hundreds of streams can ask for its own `id`, again and again: that neither sorts nor describes the others.
+    With `id` other sequences are neither sorted nor described: hundreds of streams can each ask often for their own.
     """
     sequences = [sequence for sequence in sequences if id in ("", sequence.request.id)]
     begun = [sequence for sequence in sequences if sequence.started_ms > 0]
@@ -46,7 +45,7 @@ def activity_of(sequences: Iterable[Sequence], now_ms: float, max_active: int, i
 def explained(
     account: Account, sequences: Iterable[Sequence], now_ms: float, max_active: int, piece: Callable[[int], bytes]
 ) -> Explained:
-    """Where the time of a request went, which is one of `sequences` or has ended; `piece` is a token's text."""
+    """Where the time of a request went, which is in `sequences` or has ended; `piece` gives a token's bytes."""
     sequences = list(sequences)
     own = next((sequence for sequence in sequences if sequence.account is account), None)
     now = None if own is None else _describer(sequences, now_ms, max_active)(own)
@@ -87,7 +86,7 @@ def _recorded(figures: Figures, piece: Callable[[int], bytes]) -> RecordedText |
 
 
 def _describer(sequences: list[Sequence], now_ms: float, max_active: int) -> Callable[[Sequence], RunningRequest]:
-    """What describes each of `sequences`."""
+    """Function that describes one of `sequences`."""
     has_slot = [sequence for sequence in sequences if sequence.status in HAS_SLOT]
     prompts = [sequence for sequence in has_slot if sequence.status is Status.PREFILLING]
     first = next(iter(in_order(prompts, now_ms)), None)
@@ -101,7 +100,7 @@ def _describer(sequences: list[Sequence], now_ms: float, max_active: int) -> Cal
 
 
 def _order(sequence: Sequence, now_ms: float) -> tuple[int, int, float, int]:
-    """Order of service; a sequence whose deadline the decode thread has not set yet has just come."""
+    """Order of service. A sequence without a deadline has just come: the decode thread has not set it yet."""
     return (0 if sequence.due_ms else 1, *admission_key(sequence, now_ms))
 
 

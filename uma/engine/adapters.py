@@ -1,4 +1,4 @@
-"""Sets of LoRA adapters that requests are computed with: none, one by its name, or some with scales of their own."""
+"""Sets of LoRA adapters by which requests are computed: none, a named one, or several with given scales."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from uma.net.client import CLIENT
 from uma.types import AdapterScale
 
 Scales = tuple[tuple[int, float], ...]
-"""Adapters by their index, in that order, and the scale of each."""
+"""Adapters by index, in order, each with its scale."""
 
 MAX_PAIRS = 2
-"""Maximum matrices that a set adds, for each tensor of the model: llama.cpp plans the nodes of its graphs for them."""
+"""Maximum matrices in a set, per tensor of the model: llama.cpp plans the nodes of its graphs for as many."""
 MAX_OF_CLIENT = 64
-"""Maximum sets with scales of their own that are kept for one client. Without it one that sweeps scales would have all
-numbers there are, and the prefixes of every other client's sets would be forgotten."""
+"""Maximum unnamed sets kept for one client. Without a limit a client that sweeps scales would use up all numbers, and
+the cached prefixes of all other clients' sets would be dropped."""
 
 
 @attrs.frozen(eq=False)
 class AdapterSet:
-    """Adapters, each with its scale, which a batch has in common. There is one object for each set that runs."""
+    """Adapters with scales, common to a batch. There is one object for each set in use."""
 
     number: int = 0
-    """0: no adapters, or a set that `AdapterSets.numbered` was not asked for."""
+    """Number in cache keys; 0: no adapters, or not numbered yet (`AdapterSets.numbered`)."""
     scaled: tuple[tuple[Adapter, float], ...] = ()
     scales: Scales = ()
     is_named: bool = True
-    """Whether an adapter's name, or the model's, stands for it: then it has its number for as long as the engine."""
+    """Whether a name, an adapter's or the model's, stands for the set: then its number never changes."""
     client: Hashable = None
-    """Client whose request was the first to ask for it (`net.client.CLIENT`)."""
+    """Client that asked for it first (`net.client.CLIENT`)."""
 
     @property
     def invocation(self) -> bytes:
-        """Tokens from which on it is used, where it is an aLoRA."""
+        """Tokens that activate it, if it is an aLoRA."""
         return array("i", self.scaled[0][0].invocation).tobytes() if self.scaled else b""
 
     def placed(self, tokens: array[int]) -> tuple[AdapterSet, int]:
-        """The set that a prompt is computed with, and from which token on: of an aLoRA the last place where it is
-        invoked; without one the model alone.
+        """The set for a prompt, and the index of its first token: for an aLoRA the last activation; without one the
+        model alone.
         """
         if not (invocation := self.invocation):
             return self, 0
@@ -57,7 +57,7 @@ class AdapterSet:
         return self, at // tokens.itemsize
 
     def key(self, tokens: array[int]) -> array[int]:
-        """Tokens of a prompt as the cache knows them."""
+        """Tokens of a prompt as keys of the prefix cache."""
         found, at = self.placed(tokens)
         return keyed(tokens, found.number, at) if found.number else tokens
 
@@ -66,10 +66,10 @@ NO_ADAPTERS = AdapterSet()
 
 
 class AdapterSets:
-    """The sets that a model's requests ask for. Belongs to the Trio thread."""
+    """Sets that requests for one model use. Belongs to the Trio thread."""
 
     def __init__(self, model: Model) -> None:
-        """Raises `ModelError` where the cache cannot tell sets of such a model apart."""
+        """Raises `ModelError` if cache keys cannot distinguish sets of the model."""
         self._adapters = model.adapters
         if self._adapters and model.vocab.n_tokens > 2**TOKEN_BITS:
             raise ModelError(f"{model.path}: LoRA adapters are unsupported with {model.vocab.n_tokens:,} tokens")
@@ -81,14 +81,14 @@ class AdapterSets:
             known = AdapterSet(len(self._lasting), ((adapter, adapter.scale),), scales)
             self._named[adapter.name] = self._lasting.setdefault(scales, known)
         self._passing: dict[Scales, AdapterSet] = {}
-        """Sets that no name stands for, the one used longest ago first. Each has a number of its own."""
+        """Unnamed sets, the longest unused first. Each has a number."""
         self.keys = tuple(
             ";".join(f"{adapter.digest}:{scale}" for adapter, scale in known.scaled) for known in self._lasting.values()
         )
-        """What a file of the cache says of each set that a name stands for, by the set's number."""
+        """Identity of each named set in files of the cache, by the set's number."""
 
     def asked(self, model: str | None, lora: tuple[AdapterScale, ...] | None = None) -> AdapterSet:
-        """The set for a request that names this model, and these adapters. Raises `BadRequest`."""
+        """The set for a request with this model name and these adapters. Raises `BadRequest`."""
         if lora is None:
             name = None if model is None else adapter_in(model, self._named)
             return NO_ADAPTERS if name is None else self._named[name]
@@ -109,9 +109,9 @@ class AdapterSets:
         return AdapterSet(0, scaled, scales, is_named=False, client=CLIENT.get())
 
     def numbered(self, asked: AdapterSet, running: Collection[AdapterSet], forget: Callable[[int], None]) -> AdapterSet:
-        """The set with a number, for a request that is submitted next; `running` are those of requests that are not
-        over. Where none is free, `forget` is called with that of the set that was used longest ago, whose prefixes go.
-        Raises `Overloaded` where all run.
+        """The set with a number, for a request that is submitted next; `running` are the sets in use. If no number is
+        free, `forget` is called with the number of the longest unused set, whose prefixes must be dropped. Raises
+        `Overloaded` if all are in use.
         """
         if asked.is_named:
             return asked
@@ -138,12 +138,12 @@ class AdapterSets:
         return oldest.number
 
     def check_none(self, model: str | None) -> None:
-        """Raise `BadRequest` where embeddings are asked for of a model with an adapter."""
+        """Raise `BadRequest` for embeddings from a model with an adapter."""
         if self.asked(model) is not NO_ADAPTERS:
             raise BadRequest.at("model", "embeddings with a LoRA adapter are unsupported; ask for the model without it")
 
 
 def check_beginning(tokens: array[int], adapters: AdapterSet) -> None:
-    """Raise `BadRequest` where the cache cannot tell that a prompt is one of this set."""
+    """Raise `BadRequest` if cache keys cannot show that a prompt has this set."""
     if adapters.scaled and tokens[0] < 0 and not adapters.invocation:
         raise BadRequest.at("prompt", "with a LoRA adapter it cannot begin with a picture; put text before it")

@@ -6,5 +6,5 @@ import time
 
 
 def now_ms() -> float:
-    """Milliseconds since some moment, the same on both threads."""
+    """Milliseconds since an arbitrary moment, comparable between threads."""
     return time.perf_counter() * 1000

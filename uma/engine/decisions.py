@@ -1,10 +1,9 @@
-"""Decisions as Trio sees them: each question is one prompt or several, of which the row behind it is read.
+"""Decisions on Trio's side: each question is one or several prompts, and the row of logits behind each is read.
 
-All prompts of a decision begin with its state, so one reads that and the others follow it. They are answers to one
-request, as far as so many run at once: lanes, targets, shares, cancelling and `uma explain` are those of a request.
-Names of several tokens need rows along them, which are read beside their question's: what others read meanwhile would
-push that out of the cache.
-Belongs to the Trio thread that opened the engine.
+All prompts of a decision begin with its state, so one reads it and the others follow. They are submitted as the answers
+of one request, as many as can run at once: lanes, targets, fair shares, cancelling and `uma explain` work as for any
+request. Names of several tokens need further rows along them, which are read with their question's: later, other
+prompts would have evicted it. Belongs to the Trio thread that opened the engine.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ from uma.metrics import EngineMetrics
 from uma.types import Decision, DecisionRequest, Decisions, Request, SamplingParams, Usage
 
 MAX_AT_ONCE = 64
-"""Maximum prompts of one decision that are queued at once: hundreds would fill the queue for all others."""
+"""Maximum prompts of one decision queued at once: hundreds would fill the queue."""
 Rows = dict[AskedPrompt, dict[labels.Path, LabelRead]]
-"""What is read of each prompt, by the path along its labels."""
+"""Reads of each prompt, by the path along its labels."""
 
 
 @attrs.frozen(eq=False)
 class DecisionService:
-    """Takes decisions."""
+    """Answers requests for decisions."""
 
     _reader: DecisionReader
     _prompts: PromptReader
@@ -71,7 +70,7 @@ class DecisionService:
         return Decisions(request.id, tuple(self._decided(request, rows)), usage)
 
     def _reads(self, prompts: DecisionPrompts, rows: Rows, start: SharedStart | None) -> Iterator[LabelRead]:
-        """What is read, question by question; `rows` is given what each prompt has of it."""
+        """All reads, question by question; each prompt's are added to `rows`."""
         for asked in prompts.asked:
             reads = rows[asked] = {}
             spare_from = prompts.border if asked.question else None
@@ -81,8 +80,8 @@ class DecisionService:
                 yield reads[path]
 
     async def _window(self, request: DecisionRequest, reads: Iterator[LabelRead]) -> list[LabelRead]:
-        """The next of `reads`, as many as can run; none at their end."""
-        # Not those of all questions at once: for as long as that took, a stream beside them had its tokens late.
+        """The next of `reads`, as many as can run at once; empty at their end."""
+        # Not for all questions at once: that took so long that a stream beside it got its tokens late.
         most, count = min(MAX_AT_ONCE, self._max_active), len(request.questions)
         chars = sum(map(len, request.texts)) * min(most, count) // count
         window = await self._prompts.in_thread(lambda: list(islice(reads, most)), chars, request.priority)
@@ -95,7 +94,7 @@ class DecisionService:
     def _submitted(
         self, request: DecisionRequest, prompts: DecisionPrompts, window: Sequence[LabelRead]
     ) -> RequestStream:
-        """The end of a window, whose prompts are answers of no token to the decode thread."""
+        """Submit a window of prompts, as answers without tokens; returns the stream that ends with them."""
         self._metrics.requests_total += 1
         asked = Request(
             request.id,

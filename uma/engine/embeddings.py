@@ -1,6 +1,6 @@
-"""Embeddings and rankings as Trio sees them: requests are checked and tokenized, go to the decode thread as jobs, and
-are answered whole. The context that computes them is made with the first request, in a thread of its own, so that a
-model that only generates pays nothing. Belongs to the Trio thread that opened the engine.
+"""Embeddings and rankings on Trio's side: requests are checked, tokenized, and computed by the decode thread as jobs.
+Their context is made with the first request, in a thread, so that a model that only generates needs none. Belongs to
+the Trio thread that opened the engine.
 """
 
 from __future__ import annotations
@@ -37,29 +37,28 @@ NO_CLASSIFIER = (
     "weights of both words; where another tool made the file, convert the model again"
 )
 MAX_OPEN_BYTES = 64 * 2**20
-"""Maximum size of the embeddings that requests wait for and of their tokens, all together: further requests are refused
-as overload."""
+"""Maximum size of tokens and results of all requests in progress: further ones are refused as overload."""
 
 
 @attrs.frozen
 class Embedded:
-    """A request for embeddings, or for a ranking, that is over."""
+    """A finished request for embeddings or a ranking."""
 
     request: EmbedRequest | RerankRequest
     origin: str
     traceparent: str
     """Trace parent as `net.client.span_of` has it."""
     prompt_tokens: int | None
-    """Tokens of all its texts; None: it was refused, failed, or its reader left."""
+    """Tokens of all its texts; None: it was refused, failed or cancelled."""
     error: str
-    """The code of what refused or failed it; else empty."""
+    """Code of the error that refused or failed it; else empty."""
     began_at: float
     """Seconds since 1970, as the next."""
     ended_at: float
 
 
 class EmbedService:
-    """Takes requests for embeddings and rankings."""
+    """Answers requests for embeddings and rankings."""
 
     def __init__(
         self,
@@ -79,17 +78,17 @@ class EmbedService:
         self._pooling = sizing.pooling(context.model.shape, config)
         self._max_request_tokens = sizing.max_request_tokens(context)
         self.on_over: Callable[[Embedded], None] | None = None
-        """Told of each request that is over, however it ended."""
+        """Called with each finished request, however it ended."""
         self._lock = trio.Lock()
         self._context: Context | None = None
         self._own_context: Context | None = None
-        """The one that was made here, to be closed."""
+        """Context that was made here, to be closed."""
         self._is_closed = False
         if not context.model.is_causal:
             self._use(context)
         self._next_key = 1
         self._open: dict[EmbedJob, tuple[int, Hashable]] = {}
-        """Jobs that have not ended, each with the bytes of its tokens and its answer, and its client."""
+        """Jobs in progress, with the bytes of their tokens and results, and their clients."""
 
     def close(self) -> None:
         """Free the context, once the decode thread has ended."""
@@ -106,7 +105,7 @@ class EmbedService:
         return await self._reported(request, self._rerank, lambda ranking: ranking.prompt_tokens)
 
     async def _reported(self, request: R, compute: Callable[[R], Awaitable[A]], tokens_of: Callable[[A], int]) -> A:
-        """What `compute` gives, and its end for `on_over`."""
+        """Call `compute`, and report the end of the request to `on_over`."""
         began_at, tokens, code = time.time(), None, ""
         try:
             found = await compute(request)
@@ -161,7 +160,7 @@ class EmbedService:
     async def _run(
         self, texts: list[array[int]], size_bytes: int, lane: int, *, dimensions: int | None, normalize: bool
     ) -> EmbedJob:
-        """Have the decode thread compute a job. Leaving early gives it up: the batch that runs is its last."""
+        """Have the decode thread compute a job. A cancelled call ends it with the running batch."""
         size_bytes += sum(4 * len(text) for text in texts)
         self._check_load(size_bytes, lane)  # others came meanwhile
         done = Reply(self._worker.mailbox, None)
@@ -197,7 +196,7 @@ class EmbedService:
                 retry_after_ms=retry_ms,
             )
         held_bytes = sum(n_bytes for n_bytes, _ in self._open.values())
-        # One request alone is always taken: its own size has limits of its own.
+        # A single request is always accepted: it has limits of its own.
         if held_bytes and held_bytes + size_bytes > (LANE_SHARE[lane] + spare) * MAX_OPEN_BYTES:
             raise Overloaded(
                 f"too many embeddings are being computed: {held_bytes:,} bytes of texts and results are held for them",
@@ -205,7 +204,7 @@ class EmbedService:
             )
 
     async def _ready(self) -> Context:
-        """The context, made if need be: not on the decode thread, where streams would wait for it."""
+        """The context, made if needed; not on the decode thread, where streams would wait for it."""
         async with self._lock:
             if self._context is None:
                 try:
@@ -225,7 +224,7 @@ class EmbedService:
         return sizing.embed_params(self._model.shape, config, ledger.kv_bytes, self._max_request_tokens)
 
     def _enough(self) -> str:
-        """The settings that leave memory for texts. Any thread."""
+        """Advice for settings that leave memory for texts. Any thread."""
         shape = self._model.shape
 
         def plan(memory: int) -> None:

@@ -180,7 +180,7 @@ class SamplingParams:
     """Number of likeliest tokens that are returned for each token, all with log probabilities. None: no log
     probabilities."""
     prompt_logprobs: Annotated[int, Range(0, MAX_LOGPROBS)] | None = None
-    """The same for each token of the prompt except the first, in the `Prompt` event. The whole prompt is computed."""
+    """Alternatives for each prompt token except the first, in the `Prompt` event. The whole prompt is computed."""
     logit_bias: Annotated[dict[str, float], Length(0, 1024, "tokens"), Values(Range(-100, 100))] | None = attrs.field(
         default=None, converter=_bias_by_name
     )

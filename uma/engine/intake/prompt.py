@@ -34,30 +34,30 @@ T = TypeVar("T")
 Rewrite = Callable[[Request], Request]
 
 SHORT_PROMPT_CHARS, SHORT_CHAT_MESSAGES = 2_000, 32
-"""Maximum size of a prompt that is tokenized on the Trio thread: that takes less time than the way to another thread.
+"""Maximum size of a prompt that is tokenized on the Trio thread, which takes less time than the way to another thread.
 Messages count because rendering takes time for each, however short it is."""
 TOKENIZER_THREADS = 2
-"""Maximum prompts tokenized at once, in threads that nothing else uses. More would only take cores from decoding."""
+"""Maximum prompts tokenized at once, in threads of their own. More would only take cores from decoding."""
 PICTURE_THREADS = 2
-"""Maximum pictures and sounds that are decoded at once, one of each client, and clients take turns with each file: slow
-files of some hold up neither text nor others' files."""
+"""Maximum pictures and sounds decoded at once. Each client has one at a time, and clients take turns file by file: slow
+files of some delay neither text nor other clients' files."""
 MAX_PICTURE_CLIENTS = 32
-"""Maximum requests with pictures that have a thread, in which most of them wait for their turn."""
+"""Maximum requests with pictures that have a thread; most of them wait in it for their turn."""
 MAX_PREPARING_BYTES = 32 * 2**20
-"""Maximum text of all prompts that wait to be tokenized or are: further ones are refused as overload. Each also exists
-as a frame, as a string and as tokens, so the memory this bounds is several times as much."""
+"""Maximum text of all prompts that wait to be tokenized, or are being tokenized: more is refused as overload. A prompt
+also exists as a frame, as a string and as tokens, so this bounds memory several times as large."""
 LANE_SHARE = {1: 1.0, 0: 0.75, -1: 0.5}
 """Maximum share of `MAX_PREPARING_BYTES` by lane: a flood in one lane leaves space for those above it."""
 PIECE_CHARS = 65_536
-"""Maximum characters of many texts that are tokenized in one turn: some 20 ms."""
+"""Maximum characters of short texts that are tokenized in one turn: some 20 ms."""
 TEXT_CHARS = 64
-"""Characters that each of them counts beside its own."""
+"""Characters that each text counts on top of its own."""
 MAX_CUTS = 4
-"""How often a conversation is cut, where a template writes more around its messages than is counted for them."""
+"""Maximum cuts of a conversation, if its template writes more around messages than is counted for them."""
 
 
 def roomier(model: Model, max_tokens: int) -> str:
-    """What to do for a context of more than `max_tokens`."""
+    """Advice for a context of more than `max_tokens`."""
     if 0 < model.n_ctx_train <= max_tokens:
         most = f"this one takes {model.n_ctx_train:,} tokens, whatever n_ctx (--n-ctx) says"
         return f"use a model with a longer context: {most}"
@@ -75,16 +75,16 @@ class PromptReader:
         self._picture_lanes = LaneLimiter(PICTURE_THREADS)
         self._picture_threads = trio.CapacityLimiter(MAX_PICTURE_CLIENTS)
         self._picture_turns: WeakValueDictionary[Hashable, trio.Lock] = WeakValueDictionary()
-        """Locks by client, for as long as a request of it has pictures to decode."""
+        """Locks by client, while it has requests with pictures to decode."""
         self.recorder: Recorder | None = None
-        """Takes a span of each prompt that is prepared, where there is one."""
+        """Gets a span for each prompt that is prepared, if there is one."""
         self._preparing_bytes = 0
         self._bytes_by_client: Counter[Hashable] = Counter()
         self._bytes_per_ms = 0.0
 
     async def read(self, request: Request, *, must_fit: bool = True) -> array[int]:
-        """The prompt's tokens. Raises `BadRequest`, `PromptTooLarge`, `TemplateError`, or `Overloaded` where too much
-        text is being prepared. With `must_fit` a text that cannot fit the context is refused without tokenizing it.
+        """The prompt's tokens. Raises `BadRequest`, `PromptTooLarge`, `TemplateError`, or `Overloaded` if too much text
+        is being prepared. With `must_fit` a text that cannot fit the context is refused before it is tokenized.
         """
         if request.token_ids is not None:
             if not must_fit:
@@ -100,23 +100,23 @@ class PromptReader:
         return tokens
 
     async def rewritten(self, rewrite: Rewrite, request: Request) -> Request:
-        """`rewrite(request)`, in a thread where many messages, or long calls, are read for it. Raises what that does,
+        """`rewrite(request)`; in a thread if that reads many messages, or long calls. Raises what `rewrite` does,
         `PromptTooLarge`, and `Overloaded`.
         """
-        # Without calls nothing is read, and the way to a thread would take longer.
+        # Without calls `rewrite` reads nothing, and a thread would take longer.
         if _is_short(request) or not any(message.tool_calls for message in request.messages or ()):
             return rewrite(request)
         self._check_bytes(request)
         return await self.in_thread(partial(rewrite, request), _chars(request), request.priority)
 
     async def cut(self, request: Request, prepared: Rewrite, prompt_tokens: int, picture_tokens: Sequence[int]) -> Cut:
-        """The request without the turns that do not fit beside its answer, with space for a summary where it asks for
-        one. `prepared` makes of a request what the template is given; its prompt has so many tokens, and its pictures.
+        """The request without the turns that do not fit beside its answer, with space for a summary if it asks for one.
+        `prepared` makes a request renderable. The prompt takes `prompt_tokens`, and each picture file `picture_tokens`.
 
         Raises what `read` and `prepared` do.
         """
         most, answer = self._max_tokens - 1, request.sampling.max_tokens
-        # An answer without a bound of its own is given whatever is left; it is kept a quarter.
+        # An answer without a limit gets all that is left: a quarter of the context is reserved for it.
         limit = most - (most // 4 if answer is None or answer >= most else min(answer, most // 2))
         if request.truncation == "off" or request.messages is None or prompt_tokens <= limit:
             return Cut(request=request)
@@ -138,7 +138,7 @@ class PromptReader:
 
         every, of_pictures = request.messages or (), iter(picture_tokens)
         seen = [sum(islice(of_pictures, len(message.media))) for message in every]
-        # Whatever bound its answer has, up to a quarter: the next request, with another one, finds this cut cached.
+        # Any answer limit up to a quarter gives the same cut, so that a next request with another one is cached.
         goal = min(limit, self._max_tokens - 1 - (self._max_tokens - 1) // 4)
         instructions = takewhile(lambda message: message.role in INSTRUCTIONS, every)
         fixed = prompt_tokens([*instructions, Message("user", "?")])
@@ -153,14 +153,14 @@ class PromptReader:
         return Cut(request=attrs.evolve(request, messages=kept), gone=frozenset(gone))
 
     async def read_pictures(self, read: Callable[[Request, Callable[[], None]], T], request: Request) -> T:
-        """What `read` makes of a request with pictures, in a thread of its own kind, one request of each client at a
-        time. It is given what it calls before each file, to wait for its turn: with 64 slow files a request, two
-        clients would have kept all others waiting for minutes. Raises what that raises, `PromptTooLarge`, and
+        """Call `read` for a request with pictures, in a thread of its own kind, for one request of each client at a
+        time. `read` must call the function that it gets before each file, to wait for its turn: with 64 slow files
+        each, two clients would have kept all others waiting for minutes. Raises what `read` does, `PromptTooLarge`, and
         `Overloaded`.
         """
         self._check_bytes(request)
         sizes = [len(media.data) for _, media in request.placed_media()]
-        # A text takes some 4 bytes a character in all its forms, a file its own and its base64.
+        # A text takes some 4 bytes a character in all its forms; a file takes its own size and its base64.
         chars = _chars(request) + sum(sizes) // 2
         turn = self._picture_turns.setdefault(CLIENT.get(), trio.Lock())
         with self._preparing(4 * chars, request.priority), arrivals().reading(4 * chars):
@@ -172,8 +172,8 @@ class PromptReader:
                     await slot.enter_async_context(self._picture_lanes.slot(request.priority, share))
 
                 work = partial(self._recorded, partial(read, request, partial(trio.from_thread.run, next_file)))
-                # A cancelled one is waited for, until the file that it is at has been read, which has a bound
-                # (`media.decoder`): the turn is its client's, and the engine's end frees the projector that is read.
+                # Not abandoned on cancel: the thread ends with its present file, which is bounded (`media.decoder`),
+                # because it has its client's turn, and the engine's end frees the projector that it uses.
                 return await trio.to_thread.run_sync(work, limiter=self._picture_threads)
 
     def _checked_ids(self, request: Request) -> array[int]:
@@ -183,7 +183,7 @@ class PromptReader:
         return array("i", ids)
 
     async def message_ends(self, request: Request, tokens: array[int]) -> tuple[int, ...]:
-        """How many of the prompt's tokens come before where others are likely to go on differently (`rendering`)."""
+        """Numbers of prompt tokens before the places where other prompts are likely to differ (`rendering`)."""
         if request.messages is None or request.continued is not None:
             return ()
         return await self._prepare(partial(self._message_ends, tokens=tokens), request)
@@ -194,11 +194,11 @@ class PromptReader:
         return tuple(sorted({common_length(self._tokens_of(text[:end]), tokens) for end in ends} - {0}))
 
     async def explain(self, request: Request, *, pieces: bool) -> Tokenized:
-        """The prompt's tokens, and what they stand for. Raises what `read` does."""
+        """Tokens of the prompt, and their meaning. Raises what `read` does."""
         return await self.explained(request, await self.read(request, must_fit=False), pieces=pieces)
 
     async def explained(self, request: Request, tokens: array[int], *, pieces: bool) -> Tokenized:
-        """What a prompt's tokens stand for. Raises `PromptTooLarge` where given ids stand for too much text."""
+        """Meaning of a prompt's tokens. Raises `PromptTooLarge` if given ids stand for too much text."""
         told = await self._prepare(lambda _: self._pieces_of(tokens), request) if pieces else None
         if request.prompt is not None:
             vocab = self._model.vocab
@@ -210,7 +210,7 @@ class PromptReader:
         return Tokenized(tuple(tokens), text, pieces=told)
 
     async def text(self, request: Request) -> str:
-        """What the prompt's tokens stand for: the prompt itself, the rendered conversation, or the text of the ids."""
+        """Text of the prompt's tokens: the prompt itself, the rendered conversation, or the text of given ids."""
         return request.prompt if request.prompt is not None else await self._prepare(self._text_of, request)
 
     def _pieces_of(self, tokens: array[int]) -> tuple[bytes, ...]:
@@ -220,9 +220,9 @@ class PromptReader:
         return pieces
 
     async def _prepare(self, function: Callable[[Request], T], request: Request) -> T:
-        """Call `function(request)`: at once for a short prompt, else in a thread when it is the turn of its lane.
+        """Call `function(request)`: at once for a short prompt, else in a thread, in the order of lanes.
 
-        Raises `Overloaded` where too much text waits already.
+        Raises `Overloaded` if too much text is waiting.
         """
         is_quick = self._model.chat_template.is_cheap and not request.tools
         if _is_short(request) and (request.messages is None or is_quick):
@@ -230,8 +230,8 @@ class PromptReader:
         return await self.in_thread(partial(function, request), _chars(request), request.priority)
 
     async def prepare_texts(self, function: Callable[[int], T], sizes: Sequence[int], lane: int) -> list[T]:
-        """`function(index)` for each of many texts, of so many characters each. Long ones come in pieces, between which
-        other requests have a turn.
+        """Call `function(index)` for each of many texts with these sizes in characters. Long ones are done in pieces,
+        between which other requests have a turn.
         """
         chars = sum(sizes)
         if chars <= SHORT_PROMPT_CHARS and len(sizes) <= SHORT_CHAT_MESSAGES:
@@ -244,8 +244,8 @@ class PromptReader:
         return found
 
     async def in_thread(self, function: Callable[[], T], chars: int, lane: int) -> T:
-        """`function()`, which reads so many characters, in a thread when it is the turn of its lane. Raises
-        `Overloaded` where too much text waits already.
+        """Call `function()`, which reads `chars` characters, in a thread, in the order of lanes. Raises `Overloaded` if
+        too much text is waiting.
         """
         with self._preparing(4 * chars, lane), arrivals().reading(4 * chars):
             return await self._in_slot(function, chars, lane)
@@ -282,8 +282,8 @@ class PromptReader:
     def _check_budget(self, lane: int, size_bytes: int, client: Hashable) -> None:
         ahead, limit = self._preparing_bytes, LANE_SHARE[lane] * MAX_PREPARING_BYTES
         mine = 0 if client is None else self._bytes_by_client[client]
-        # One prompt alone is always taken: `max_prompt_bytes` limits it. Each client leaves as much as it takes
-        # (dynamic thresholds, Choudhury and Hahne 1998), so that the first prompt of another finds space.
+        # A single prompt is always accepted: `max_prompt_bytes` limits it. Each client leaves as much as it takes
+        # (dynamic thresholds, Choudhury and Hahne 1998), so that another one's first prompt is accepted.
         if (ahead and ahead + size_bytes > limit) or (mine and mine + size_bytes > limit - ahead):
             raise Overloaded(
                 f"too many prompts are being prepared: {ahead:,} bytes of text wait to be tokenized",
@@ -293,7 +293,7 @@ class PromptReader:
             )
 
     def _check_bound(self, text: str) -> None:
-        """Refuse, without tokenizing it, a text that cannot have few enough tokens."""
+        """Refuse a text that must have too many tokens, before it is tokenized."""
         least = self._model.vocab.least_tokens(text) if len(text) > self._max_tokens else 0
         if least >= self._max_tokens:
             raise PromptTooLarge(
@@ -306,7 +306,7 @@ class PromptReader:
 
     async def read_rendered(self, text: str) -> tuple[int, ...]:
         """Tokens of a text to which another program has applied a chat template: spellings of special tokens are these
-        tokens, and BOS is added where the text does not begin with it. Raises what `read` does.
+        tokens, and BOS is added if the text does not begin with it. Raises what `read` does.
         """
         return tuple(await self.read(Request(id="rendered", prompt=text, parse_special=True), must_fit=False))
 
@@ -372,7 +372,7 @@ def _each(function: Callable[[int], T], piece: range) -> list[T]:
 
 
 def _pieces(sizes: Sequence[int]) -> Iterator[range]:
-    """Texts by their indices, so many together as are read at a stretch."""
+    """Texts by index, in pieces that are tokenized in one turn."""
     start = taken = 0
     for index, size in enumerate(sizes):
         taken += size + TEXT_CHARS
@@ -387,12 +387,12 @@ def _text(pieces: Sequence[bytes]) -> str:
 
 
 def _is_short(request: Request) -> bool:
-    """Whether it is read sooner than another thread would begin with it."""
+    """Whether the request can be read faster than another thread could begin."""
     return len(request.messages or ()) <= SHORT_CHAT_MESSAGES and _chars(request) <= SHORT_PROMPT_CHARS
 
 
 def _chars(request: Request) -> int:
-    """Characters of its text, or token ids: reading one takes about as long as the other."""
+    """Characters of its text, or number of token ids: both take about as long to read."""
     return len(request.token_ids or ()) or sum(map(len, _texts(request)))
 
 

@@ -1,6 +1,6 @@
-"""Tools whose schemas no grammar can keep to in full, and that are not `strict`.
+"""Tools whose schemas no grammar can express in full, and that are not `strict`.
 
-A coding agent's tools come again with every turn: what was found about a schema is kept.
+A coding agent sends its tools with every turn, so findings about a schema are kept.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from uma.chat.schema import schema_of
 from uma.types import Request, Tool
 
 MAX_KEPT = 512
-"""Maximum schemas of which it is known what stands in the way of a grammar: an agent has up to 128 tools."""
+"""Maximum schemas whose findings are kept: an agent has up to 128 tools."""
 
 MAX_NAMED = 10
 """Maximum places that a warning names."""
@@ -25,15 +25,15 @@ MAX_NAMED = 10
 
 @attrs.frozen
 class RelaxedRequest:
-    """A request whose tools have schemas that a grammar can keep to."""
+    """A request whose tools have schemas that a grammar can express."""
 
     request: Request
     dropped_keywords: tuple[str, ...] = ()
-    """Places that were left out of these, such as `tools[0].parameters.properties.x.not`."""
+    """Places that were removed from these schemas, such as `tools[0].parameters.properties.x.not`."""
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """A line about the first of them."""
+        """Warning about the first of these places."""
         if not self.dropped_keywords:
             return ()
         named, rest = ", ".join(self.dropped_keywords[:MAX_NAMED]), len(self.dropped_keywords) - MAX_NAMED
@@ -42,19 +42,19 @@ class RelaxedRequest:
 
 
 class RelaxedTools:
-    """Relaxed tools of one model. Belongs to one thread at a time."""
+    """Findings about the tools of one model. Belongs to one thread at a time."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[str, tuple[dict[str, Any], list[str]]] = OrderedDict()
 
     def known(self, request: Request) -> RelaxedRequest:
-        """The request as far as its tools are known."""
+        """The request with schemas relaxed by known findings."""
         if not self._known or not can_call(request):
             return RelaxedRequest(request)
         return _applied(request, [self._known.get(_key(tool)) for tool in request.tools])
 
     def found(self, request: Request, fits: Callable[[Tool], bool]) -> RelaxedRequest:
-        """The request with each tool as `fits` has it: whether a grammar can be made of a tool's calls. Any thread."""
+        """The request with relaxed schemas. `fits` tells whether a grammar can express a tool's calls. Any thread."""
         return _applied(request, [self._of(tool, fits) for tool in request.tools])
 
     def _of(self, tool: Tool, fits: Callable[[Tool], bool]) -> tuple[dict[str, Any], list[str]] | None:
@@ -78,7 +78,7 @@ def can_call(request: Request) -> bool:
 
 
 def _key(tool: Tool) -> str:
-    # The name is spelled in the grammar too.
+    # The name is also spelled in the grammar.
     return json_text.dumps([tool.name, tool.parameters, tool.strict])
 
 

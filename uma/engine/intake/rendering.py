@@ -1,4 +1,4 @@
-"""A conversation as the model's prompt: its chat template, the template's variables, and an answer that goes on.
+"""The prompt of a conversation: chat template, template variables, and an answer to be continued.
 
 Safe to call from any thread.
 """
@@ -30,20 +30,20 @@ _ANSWER, _THOUGHT = "UMA looks for this answer", "UMA looks for this thought"
 
 
 def family_of(template: ChatTemplate) -> Family | str:
-    """How calls are written, as the template shows it; where it is not known, why."""
+    """How calls are written, by the template; the reason if that is unknown."""
     found = with_channels(template.source)
     return found or derived(partial(template.render, opens_answer=False), UmaError) or by_hand(template.source)
 
 
 def has_switch(template: ChatTemplate) -> bool:
-    """Whether the template can be asked for thinking or for none."""
+    """Whether the template has a switch for thinking."""
     return bool(_switches(template, "off"))
 
 
 def message_ends(template: ChatTemplate, request: Request, text: str) -> list[int]:
-    """Characters of a prompt, which is `text`, up to where others are likely to go on differently: behind the last
-    message, since a template can open thinking there that later turns do not show, and behind what the system says,
-    which programs of one kind have in common.
+    """Lengths of the prompt `text`, in characters, at which other prompts are likely to differ: behind the last
+    message, because the template can open thinking there that later turns do not show, and behind the system message,
+    which requests of one program have in common.
     """
     messages, (tools, variables) = request.messages or (), _settings(template, request)
     asked = [messages]
@@ -59,7 +59,7 @@ def message_ends(template: ChatTemplate, request: Request, text: str) -> list[in
 
 
 def _settings(template: ChatTemplate, request: Request) -> tuple[tuple[Tool, ...], dict[str, Any]]:
-    """The tools that a template is given, and its own names."""
+    """Tools and variables for the template."""
     tools = request.tools if request.tool_choice != "none" else ()
     given, switched = request.chat_template_kwargs or {}, _switches(template, request.reasoning)
     return tools, {**given, **switched} if request.reasoning == "off" else {**switched, **given}
@@ -78,7 +78,7 @@ def rendered(template: ChatTemplate, request: Request) -> str:
         shown = template.render((*messages[:-1], shape), tools, variables, opens_answer=False)
     except TemplateError:
         return head + answer.content
-    if common_size(head, shown) < common_size(head, before):  # an answer changes what is written before it
+    if common_size(head, shown) < common_size(head, before):  # an answer changes the text before it
         return head + answer.content
     return _continued(head, shown, answer, thinking_of(template.source))
 
@@ -96,10 +96,10 @@ def _switches(template: ChatTemplate, mode: ReasoningMode | None) -> dict[str, A
 
 
 def _continued(head: str, shown: str, answer: Message, thinking: Thinking | None) -> str:
-    """The prompt that ends with what there is of the answer.
+    """The prompt, ending with the answer so far.
 
-    `head` is the conversation before it, with the beginning of an answer; `shown` the same with an answer of `_ANSWER`
-    (and `_THOUGHT`), as the template writes earlier turns. What stands there between the two is written here, too: an
+    `head` is the conversation before it, with the opening of an answer; `shown` is the same with an answer of `_ANSWER`
+    (and `_THOUGHT`), as the template writes earlier turns. What the template writes between them is added here, too: an
     empty block of thinking, or the header of a channel.
     """
     common = common_size(head, shown)
@@ -113,13 +113,13 @@ def _continued(head: str, shown: str, answer: Message, thinking: Thinking | None
     if thinking is None:
         return head[:common] + before + text
     is_open = head.rstrip().endswith(thinking.open)
-    # The model breaks lines within its marks where the template does; unless that shows it, those of `<think>` do.
+    # Line breaks within the marks follow the template; if it shows none, `<think>` has them.
     breaks = head.endswith("\n") if is_open else thinking.open == "<think>"
     closed = f"\n{thinking.close}\n\n" if breaks else thinking.close
     closed = thought + closed + text if text else thought
     if is_open and (thought or thinking.close not in before):
         return head + closed
-    if thought:  # the template shows no thinking of earlier turns, and so not in which form it would
+    if thought:  # the template hides the thinking of earlier turns, so its form is unknown
         start = head[:common] if thinking.close in tail else head
         return start + thinking.open + (thinking.label or ("\n" if breaks else "")) + closed
     if thinking.close in tail and thinking.close not in before:

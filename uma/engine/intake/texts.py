@@ -18,16 +18,16 @@ _PLACES = re.compile(r"\{query\}|\{document\}")
 
 
 class TextReader:
-    """Prepares texts for one model, in the lanes and threads, and within the bounds, of its prompts."""
+    """Prepares texts for one model, in the lanes, threads and limits of its prompts."""
 
     def __init__(self, model: Model, prompts: PromptReader) -> None:
         self._model = model
         self._prompts = prompts
 
     async def read(self, texts: Sequence[str], max_tokens: int, *, lane: int, takes_empty: bool) -> list[array[int]]:
-        """Each text's tokens, with what the model wants around them. Spellings of special tokens are these tokens.
+        """Tokens of each text, with those that the model needs around it. Spellings of special tokens are these tokens.
 
-        Raises `PromptTooLarge` for a text of more than `max_tokens`, `BadRequest` for one of none unless it
+        Raises `PromptTooLarge` for a text of more than `max_tokens`, `BadRequest` for one without tokens unless it
         `takes_empty`, and `Overloaded`.
         """
         for index, text in enumerate(texts):
@@ -41,7 +41,7 @@ class TextReader:
         return await self._prompts.prepare_texts(tokenize, list(map(len, texts)), lane)
 
     async def check_ids(self, lists: Sequence[Sequence[int]], max_tokens: int, *, lane: int) -> list[array[int]]:
-        """Texts that came as tokens. Raises what `read` does."""
+        """Check texts that came as token ids. Raises what `read` does."""
         limit = self._model.vocab.n_tokens
 
         def checked(index: int) -> array[int]:
@@ -53,7 +53,7 @@ class TextReader:
         return await self._prompts.prepare_texts(checked, list(map(len, lists)), lane)
 
     async def read_pairs(self, query: str, documents: Sequence[str], max_tokens: int, *, lane: int) -> list[array[int]]:
-        """The query with each document, in the form that the model ranks. Raises what `read` does."""
+        """Tokens of the query with each document, in the model's form for ranking. Raises what `read` does."""
         self._prompts.check_bytes_of(query, where="query")
         for index, document in enumerate(documents):
             self._prompts.check_bytes_of(document, where=f"documents[{index}]")
@@ -82,7 +82,7 @@ class TextReader:
         return array("i", ids.tolist())
 
     def _pair(self, query: str, document: str) -> array[int]:
-        """Query and document between the model's marks, as llama.cpp's server puts them."""
+        """Query and document between the model's marks, as in llama.cpp's server."""
         vocab = self._model.vocab
         end = vocab.eos if vocab.eos >= 0 else vocab.sep
         ends = [end] if vocab.adds_eos else []
@@ -93,12 +93,12 @@ class TextReader:
 
 
 def _filled(form: str, query: str, document: str) -> str:
-    """A template with a pair in it; what looks like a place in the query or the document is none."""
+    """The template filled with a pair; placeholders within query or document are left as they are."""
     return _PLACES.sub(lambda place: query if place[0] == "{query}" else document, form)
 
 
 def _check_bound(model: Model, text: str, max_tokens: int, where: str) -> None:
-    """Refuse, without tokenizing it, a text that cannot have few enough tokens."""
+    """Refuse a text that must have too many tokens, before it is tokenized."""
     least = model.vocab.least_tokens(text) if len(text) > max_tokens else 0
     if least > max_tokens:
         raise _too_large(where, f"{len(text):,} characters, {least:,} tokens at least,", max_tokens)

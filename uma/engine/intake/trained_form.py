@@ -1,7 +1,7 @@
-"""Prompts of decision models, as the template in their file writes them, and the tokens that answer them.
+"""Prompts of decision models, by the template in their file, and the tokens that answer them.
 
 llama.cpp's server reads the same files (`server-decision.cpp`): options have the same names, places and labels here, so
-that prompts are the same. Models that answer by a head of their own are not supported.
+prompts are the same. Models that answer by a head of their own are not supported.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from uma.types.decision import DecisionQuestion, DecisionRequest
 KINDS = ("openjev", "lev", "nimble", "pplx-decider", "lfm2-d1")
 """Kinds of decision models, as headers call them, whose labels are tokens."""
 RATINGS = 9
-"""Labels of a predicate to `lev`: from certainly no to certainly yes."""
+"""Number of labels of a predicate for `lev`: from certainly no to certainly yes."""
 _TYPES = {"predicate": "noul", "choice": "choice", "score": "score"}
 _YES_NO = (("yes", "Yes", "YES"), ("no", "No", "NO"))
 Label = tuple[str, tuple[int, ...]]
-"""What an option is called in a prompt, and the tokens that are read for it."""
+"""Label of an option in a prompt, and the tokens that are read for it."""
 
 
 def unsupported_kind(first: Header) -> str:
@@ -40,7 +40,7 @@ class TrainedForm:
     """The form of one decision model. Safe to use from several threads."""
 
     def __init__(self, model: Model, cut: Callable[[str], str], ids: Callable[[str], array[int]]) -> None:
-        """`cut`: a text in which no special token is spelled; `ids`: the tokens of a prompt."""
+        """`cut` breaks spellings of special tokens in a text; `ids` tokenizes a prompt."""
         self._model = model
         self._kind = model.header.decision_type
         self._cut = cut
@@ -63,10 +63,10 @@ class TrainedForm:
                 yield AskedPrompt(at, order, self._ids(text), spellings, fitted)
 
     def _asked(self, request: DecisionRequest, at: int) -> list[tuple[tuple[int, ...], list[Label], dict[str, Any]]]:
-        """A question in each of its orders: its labels by place, and what the template is given of it."""
+        """A question in each of its orders: labels by place, and variables for the template."""
         question = request.questions[at]
         named = _named(question)
-        # (A predicate's yes is its first option.)
+        # (The first option of a predicate is yes.)
         orders: list[tuple[int, ...]] = [(0, 1) if self._kind in ("openjev", "lfm2-d1") else (1, 0)]
         if question.kind != "predicate":
             how = request.orders if request.orders != "auto" else "two" if self._kind == "lev" else "one"
@@ -91,7 +91,7 @@ class TrainedForm:
         return [{"role": turn.role, "content": self._cut(turn.content)} for turn in messages]
 
     def _value(self, text: str) -> Any:
-        """JSON's objects and lists as such, which the template writes in its own way; any other text as it is."""
+        """JSON objects and lists as values, which the template formats itself; any other text unchanged."""
         try:
             return self._guarded(json_text.loads(text)) if text[:1] in ("{", "[") else self._cut(text)
         except (ValueError, RecursionError):
@@ -106,7 +106,7 @@ class TrainedForm:
         return self._cut(value) if isinstance(value, str) else value
 
     def _labels(self, question: DecisionQuestion, names: list[str]) -> list[Label]:
-        """Labels of options that have these names."""
+        """Labels for options with these names."""
         if self._kind != "lfm2-d1":
             return self._alphabet[: RATINGS if (self._kind, question.kind) == ("lev", "predicate") else len(names)]
         if question.kind == "predicate":
@@ -124,12 +124,12 @@ class TrainedForm:
         return [(code, tokens) for code in (*labels.LETTERS, *codes) if (tokens := self._tokens(code))]
 
     def _tokens(self, *texts: str) -> tuple[int, ...]:
-        """Tokens of those of the texts that are one."""
+        """Tokens of the texts that are a single token."""
         ids = (self._model.vocab.tokenize(text, add_special=False, parse_special=False).tolist() for text in texts)
         return tuple({found[0]: None for found in ids if len(found) == 1})
 
     def _temperature(self, question: DecisionQuestion) -> float:
-        """The divisor that was fitted to questions of this kind with as many options."""
+        """Temperature fitted to questions of this kind with as many options."""
         kind, count = _TYPES[question.kind], len(question.options) or 2
         of_lev, of_others = {8: "small", 26: "mid", 255: "large"}, {2: "2", 5: "3_5", 10: "6_10", 255: "11"}
         sizes = of_lev if self._kind == "lev" else of_others
@@ -138,7 +138,7 @@ class TrainedForm:
 
 
 def _named(question: DecisionQuestion) -> list[tuple[str, str | None]]:
-    """Names and descriptions of its options, as these models know them."""
+    """Names and descriptions of its options, in the form of these models."""
     options = question.options
     if question.kind == "predicate":
         return list(zip(("true", "false"), [option.description for option in options] or (None, None), strict=True))

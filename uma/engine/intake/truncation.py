@@ -1,11 +1,10 @@
-"""Truncation: which turns of a conversation that has outgrown the context are left out, oldest first.
+"""Truncation: which turns of a conversation that exceeds the context are left out, oldest first.
 
-Programs send the whole conversation with every request, so the choice is made anew each time, from its beginning: each
-question is taken in its order, as it was asked, and where the conversation did not fit then, turns went until it had
-some space again. The next request of the same conversation repeats these steps, and begins as the one before it did:
-its prefix is cached, also with another `max_tokens`: up to a quarter of the context none moves the cut. A cut at each
-turn, just as large as needed, would move the beginning with every request, and all of the prompt would be read each
-time.
+Programs send the whole conversation with every request, so the choice is repeated each time from its beginning:
+questions are replayed in order, and wherever the conversation did not fit, turns are dropped until some space is free.
+The next request of the same conversation repeats these steps, so its prompt begins like the one before and is cached,
+also with another `max_tokens` up to a quarter of the context. Cutting just enough at each turn would change the
+beginning with every request, and the whole prompt would be read each time.
 """
 
 from __future__ import annotations
@@ -20,23 +19,23 @@ from uma.engine.worker.account import LeftOut
 from uma.types import Message, Request
 
 KEPT_SHARE = 0.6
-"""Share of the space for turns that is filled after a cut. Less would forget more at once, more would cut too often."""
+"""Share of the space for turns that a cut leaves filled. Less forgets more at once, more would cut too often."""
 MESSAGE_TOKENS = 12
-"""Tokens counted for each message and call beside its text: more than templates write around it. Too many cut a little
-earlier; with too few a prompt would not fit though it was cut."""
+"""Tokens counted for each message and call beside its text, more than templates write around it. A high count cuts a
+little early; with a low one a prompt would not fit after the cut."""
 INSTRUCTIONS = ("system", "developer")
 """Roles of messages that are never left out."""
 
 
 @attrs.define(eq=False)
 class Summary:
-    """What the model has made of turns that are left out."""
+    """Summary that the model has written of omitted turns."""
 
     text: str = ""
     why_none: str = ""
-    """Why there is no text, once it was tried."""
+    """Why there is no text, after an attempt."""
     tokens: int = 0
-    """Tokens read and written for it that no request has been charged with."""
+    """Tokens read and written for it that no request has been charged for."""
     turn: trio.Lock = attrs.field(factory=trio.Lock)
     """Held by the request that has it written."""
 
@@ -46,14 +45,14 @@ class Cut:
     """A conversation without the turns that did not fit."""
 
     request: Request
-    """What is left."""
+    """The request with the remaining messages."""
     gone: frozenset[int] = frozenset()
-    """Places of the messages that are left out."""
+    """Indices of the omitted messages."""
     summary: Summary = attrs.field(factory=Summary)
-    """What stands for them."""
+    """Summary of the omitted messages."""
 
     def told(self) -> tuple[LeftOut, tuple[str, ...]]:
-        """What a reader is told of it, with its warnings. The first that is told of a summary is charged with that."""
+        """Report for the reader, with its warnings. The first reader of a summary is charged for its tokens."""
         if not self.gone:
             return LeftOut(), ()
         summary, tokens = self.summary, self.summary.tokens
@@ -68,10 +67,10 @@ class Cut:
 def left_out(
     messages: Sequence[Message], tokens: Callable[[int], int], fixed_tokens: int, limit_tokens: int
 ) -> set[int]:
-    """Places of the messages that go, so that the prompt has at most `limit_tokens`, where that can be reached: whole
-    turns, then calls with their results of the last one, whose question and last calls stay.
+    """Indices of the messages to leave out, so that the prompt has at most `limit_tokens` if possible: whole turns
+    first, then calls with their results of the last turn, whose question and last calls stay.
 
-    `tokens` counts those of a message. `fixed_tokens` are those of tools and of the instructions in front.
+    `tokens` gives the number of a message's tokens; `fixed_tokens` are those of tools and instructions in front.
     """
     target = fixed_tokens + KEPT_SHARE * max(0, limit_tokens - fixed_tokens)
     total, gone, before = fixed_tokens, set[int](), ""
