@@ -187,7 +187,7 @@ def test_an_answer_is_stopped_repeated_branched_and_kept_by_keyboard(
     note.write_text("The fox is called Olga.\n")
     with visitor(browser, http_server.url) as one:
         page = one.visit().page
-        page.evaluate("settings => localStorage.setItem('uma.settings', JSON.stringify(settings))", LONG)
+        page.evaluate("settings => localStorage.setItem('uma.new-chats', JSON.stringify(settings))", LONG)
         one.visit()
         page.keyboard.type("Tell me a story about a fox")
         page.keyboard.press("Enter")
@@ -266,7 +266,7 @@ def test_an_end_that_is_none_of_its_own_is_said_aloud(
         page = one.visit().page
         sampling = {"temperature": 0.7, "min_tokens": most_tokens, "max_tokens": most_tokens}
         settings = {**LONG, "sampling": sampling}
-        page.evaluate("settings => localStorage.setItem('uma.settings', JSON.stringify(settings))", settings)
+        page.evaluate("settings => localStorage.setItem('uma.new-chats', JSON.stringify(settings))", settings)
         one.visit()
         one.ask("Tell me a story about a fox")
         if is_stopped:
@@ -324,7 +324,7 @@ def test_an_answer_that_ends_takes_the_focus_from_nothing(browser: Browser, http
     with visitor(browser, http_server.url) as one:
         page = one.visit().page
         settings = {**LONG, "sampling": {"temperature": 0.7, "min_tokens": 600, "max_tokens": 600}}
-        page.evaluate("settings => localStorage.setItem('uma.settings', JSON.stringify(settings))", settings)
+        page.evaluate("settings => localStorage.setItem('uma.new-chats', JSON.stringify(settings))", settings)
         one.visit()
         one.ask("Tell me a story about a fox")
         page.locator(".is-writing .block").first.wait_for()

@@ -150,7 +150,7 @@ def test_a_conversation_from_question_to_figures(here: Visitor) -> None:
 
 def test_stop_ends_the_answer_at_its_next_token_and_keeps_what_there_is(here: Visitor, http_server: HttpServer) -> None:
     page = here.visit().page
-    page.evaluate("settings => localStorage.setItem('uma.settings', JSON.stringify(settings))", LONG)
+    page.evaluate("settings => localStorage.setItem('uma.new-chats', JSON.stringify(settings))", LONG)
     here.visit()
     here.ask("Tell me a story about a fox")
     page.locator(".is-writing .block").first.wait_for()
@@ -164,7 +164,7 @@ def test_stop_ends_the_answer_at_its_next_token_and_keeps_what_there_is(here: Vi
 
 def test_an_answer_goes_on_over_a_reload(here: Visitor, http_server: HttpServer) -> None:
     page = here.visit().page
-    page.evaluate("settings => localStorage.setItem('uma.settings', JSON.stringify(settings))", LONG)
+    page.evaluate("settings => localStorage.setItem('uma.new-chats', JSON.stringify(settings))", LONG)
     here.visit()
     begun = http_server.process.metrics()["requests_total"]
     here.ask("Tell me a story about a fox")
@@ -184,7 +184,7 @@ def test_a_server_that_goes_away_is_waited_for_and_what_was_said_stays(browser: 
         page = one.page
         page.add_init_script(HURRY)
         one.visit()
-        page.evaluate("settings => localStorage.setItem('uma.settings', JSON.stringify(settings))", LONG)
+        page.evaluate("settings => localStorage.setItem('uma.new-chats', JSON.stringify(settings))", LONG)
         one.visit()
         one.ask("Tell me a story about a fox")
         page.locator(".is-writing .block").first.wait_for()

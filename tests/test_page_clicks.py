@@ -29,7 +29,7 @@ def test_a_double_click_on_send_asks_and_leaves_the_answer_to_be_stopped_later(
     here: Visitor, http_server: HttpServer
 ) -> None:
     page = here.visit().page
-    page.evaluate("settings => localStorage.setItem('uma.settings', JSON.stringify(settings))", LONG)
+    page.evaluate("settings => localStorage.setItem('uma.new-chats', JSON.stringify(settings))", LONG)
     here.visit()
     begun = http_server.process.metrics()["requests_total"]
     page.get_by_label("Message", exact=True).fill("Tell me a story about a fox")

@@ -8,7 +8,7 @@ import re
 import zipfile
 
 from page_browser import Visitor, violations
-from playwright.sync_api import FilePayload, expect
+from playwright.sync_api import FilePayload, Route, expect
 
 ANSWERS = "**/ui/api/answers"
 WORD = (
@@ -117,6 +117,9 @@ def test_a_question_that_is_edited_is_held_to_what_the_model_can_read_too(here: 
     question.get_by_label("Your question").fill("Olga " * 1_000)
     expect(question.locator("p.file")).to_contain_text("90,000 tokensToo long")
     page.get_by_role("button", name="Remove long.txt").click()
+    expect(question.locator("p.fault")).to_have_text("Shorten your text to send.")
+    expect(send).to_be_disabled()
+    question.get_by_label("Your question").fill("Olga")
     expect(question.locator("p.fault")).to_be_empty()
     expect(send).to_be_enabled()
 
@@ -157,11 +160,9 @@ def test_a_long_paste_can_be_a_file_and_a_long_question_is_folded(here: Visitor)
             input.value = text;
             input.dispatchEvent(new Event("input"));
         }"""
-    page.evaluate(paste, "line\n" * 20_000)
+    page.evaluate(paste, "line\n" * 2_000)
     # It is measured before it is sent, and the offer goes with what it is about.
-    expect(page.locator("#extent")).to_contain_text(
-        re.compile(r"^Your text100 KB · [\d,]{6} tokensToo long: the context")
-    )
+    expect(page.locator("#extent")).to_contain_text(re.compile(r"^Your text10 KB · [\d,]{5} tokens$"))
     box.fill("")
     expect(page.locator("#extent")).to_be_empty()
     expect(page.locator(".toast")).to_have_count(0)
@@ -185,6 +186,51 @@ def test_a_long_paste_can_be_a_file_and_a_long_question_is_folded(here: Visitor)
     expect(page.locator(".bubble").nth(1)).to_have_text("Short")
     assert page.locator(".bubble").nth(1).evaluate(mask) == "none"
     expect(page.locator(".unfold:visible")).to_have_count(1)
+
+
+def test_a_text_that_the_model_cannot_read_is_not_sent_also_where_it_was_typed(here: Visitor) -> None:
+    page = here.page
+
+    def shorter(route: Route) -> None:
+        info = route.fetch().json()
+        route.fulfill(json={**info, "limits": {**info["limits"], "n_ctx": 1_000}})
+
+    counts: dict[str, int] = {}  # nothing, as of a model that is not loaded yet
+    page.route("**/ui/api/info", shorter)
+    page.route("**/tokenize", lambda route: route.fulfill(json=counts))
+    here.visit()
+    page.locator("#model").wait_for()
+    box, told, extent = (page.locator(f"#{each}") for each in ("input", "unsendable", "extent"))
+    box.fill("Olga has a cat. " * 400)
+    expect(extent).to_contain_text("about 1,600 tokensProbably too long: the context window is 1,000")
+    expect(told).to_be_empty()
+    box.fill("Olga has a cat. " * 600)  # so few tokens no text of this length has
+    expect(told).to_have_text("Shorten your text to send.")
+    counts["count"] = 1_200
+    box.fill("Olga has a cat. " * 300)
+    expect(extent).to_contain_text("1,200 tokensToo long: the context window is 1,000")
+    expect(told).to_have_text("Shorten your text to send.")
+    expect(page.get_by_role("button", name="Send", exact=True)).to_be_disabled()
+    box.press("Enter")
+    expect(page.locator("article")).to_have_count(0)
+    here.ask("Olga")
+    here.wait_for_answer()
+
+
+def test_a_text_that_would_make_the_box_slow_is_attached_as_a_file_however_it_comes(here: Visitor) -> None:
+    page = here.visit().page
+    box, files = page.get_by_label("Message", exact=True), page.locator("#attached .file")
+    box.fill("About this: ")
+    page.keyboard.press("End")
+    page.keyboard.insert_text("line\n" * 100_000)
+    expect(files).to_contain_text("pasted.txt500 KB")
+    expect(page.locator("#toasts")).to_contain_text("too long for the box")
+    assert box.input_value() == "About this: "
+    page.get_by_role("button", name="Remove pasted.txt").click()
+    for count in range(1, 4):  # several that are each short enough
+        page.keyboard.insert_text("word " * 2_500)
+        expect(files).to_have_count(max(0, count - 2))
+    assert len(box.input_value()) < 32_768
 
 
 def test_what_is_dragged_over_the_page_is_framed_where_it_goes(here: Visitor) -> None:

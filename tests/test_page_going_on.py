@@ -21,7 +21,7 @@ def messages(request: Request) -> list[dict[str, Any]]:
 def test_a_cut_answer_goes_on_and_one_that_is_edited_too(here: Visitor) -> None:
     page = here.visit().page
     settings = {"system": "", "priority": 1, "sampling": {"temperature": 0, "max_tokens": 8}}
-    page.evaluate("settings => localStorage.setItem('uma.settings', JSON.stringify(settings))", settings)
+    page.evaluate("settings => localStorage.setItem('uma.new-chats', JSON.stringify(settings))", settings)
     here.visit()
     here.ask("Tell me a story about a fox")
     begun = here.wait_for_answer()
@@ -178,23 +178,37 @@ def test_a_preset_that_is_saved_changes_nothing_and_a_reset_can_be_undone(here: 
     expect(answers).to_have_value("2")
 
 
-def test_a_system_prompt_can_be_that_of_new_chats(here: Visitor) -> None:
+def test_settings_are_of_one_conversation_until_they_are_made_those_of_new_chats(here: Visitor) -> None:
     page = here.visit().page
     settings = page.get_by_role("button", name="Settings", exact=True)
-    system, is_kept = page.get_by_label("System prompt", exact=True), page.get_by_label("For new chats too")
-    settings.click()
-    system.fill("You are a")
-    is_kept.check()
-    system.fill("You are a fox.")
-    page.keyboard.press("Escape")
-    here.visit()
-    for value in ("You are a fox.", ""):
-        page.get_by_role("button", name="New chat", exact=True).click()
+    new_chat = page.get_by_role("button", name="New chat", exact=True)
+    system, temperature = page.locator("#system"), page.locator("#set-temperature")
+    scope, button = page.locator("#scope"), page.get_by_role("button", name="Use for new chats")
+    same, other = "for this conversation, and new chats begin with the same.", "New chats begin with other settings."
+    for is_kept in (False, True):
         settings.click()
-        expect(system).to_have_value(value)
-        expect(is_kept).to_be_checked(checked=bool(value))
-        is_kept.uncheck()
+        expect(scope).to_contain_text(same)
+        system.fill("You are a fox.")
+        temperature.fill("0.5")
+        expect(scope).to_contain_text(other)
+        if is_kept:
+            button.click()
+            expect(scope).to_contain_text(same)
         page.keyboard.press("Escape")
+        here.visit()
+        new_chat.click()
+        settings.click()
+        expect(system).to_have_value("You are a fox." if is_kept else "")
+        expect(temperature).to_have_value("0.5" if is_kept else "")
+        expect(scope).to_contain_text(same)
+        page.keyboard.press("Escape")
+    settings.click()
+    system.fill("")
+    assert violations(page) == []
+    page.keyboard.press("Escape")
+    new_chat.click()
+    settings.click()
+    expect(system).to_have_value("You are a fox.")  # what one conversation changes is its own
 
 
 def test_a_schema_that_is_no_json_is_kept_with_its_line(here: Visitor) -> None:
@@ -298,16 +312,6 @@ def test_presets_several_answers_and_a_schema_reach_the_server(here: Visitor) ->
     assert all(each["messages"][0]["content"] == "You are a fox." for each in bodies)
     page.get_by_role("button", name="Previous version").click()
     expect(page.locator(".blocks")).to_have_text(said)
-    # What is for this conversation, and what for new ones too, is said and so.
-    page.get_by_role("button", name="New chat", exact=True).click()
-    page.get_by_role("button", name="Settings", exact=True).click()
-    expect(page.locator(".scope")).to_have_text("The settings below apply to this conversation and to new ones.")
-    system, is_kept = page.get_by_label("System prompt", exact=True), page.get_by_label("For new chats too")
-    expect(system).to_have_value("")
-    expect(is_kept).not_to_be_checked()
-    expect(page.get_by_label("Answers at once")).to_have_value("2")
-    below = "each => each.compareDocumentPosition(document.querySelector('#set-temperature'))"
-    assert page.locator(".scope").evaluate(below) & 4  # it follows
 
 
 def test_cards_side_by_side_fill_their_rows_and_close_as_the_chat_goes_on(here: Visitor) -> None:

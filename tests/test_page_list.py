@@ -269,6 +269,7 @@ def test_the_settings_that_few_people_change_are_folded_until_one_of_them_is_set
     expect(page.get_by_label("Seed")).to_be_hidden()
     page.get_by_text("More", exact=True).click()
     page.get_by_label("Seed").fill("7")
+    page.get_by_role("button", name="Use for new chats").click()
     page.reload()
     page.locator("#chips").click()
     expect(page.get_by_label("Seed")).to_have_value("7")

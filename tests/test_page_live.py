@@ -492,7 +492,7 @@ def test_a_question_that_waits_says_what_for_and_the_live_view_can_end_that(brow
     with saying(browser, tmp_path, "again ", "--max-sequences", "1", **ENDLESS) as one:
         page = one.visit().page
         settings = {"system": "", "priority": 1, "sampling": {"max_tokens": 16_000}}
-        page.evaluate("settings => localStorage.setItem('uma.settings', JSON.stringify(settings))", settings)
+        page.evaluate("settings => localStorage.setItem('uma.new-chats', JSON.stringify(settings))", settings)
         one.visit()
         one.ask("One")
         page.locator(".is-writing .block").first.wait_for()

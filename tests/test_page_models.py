@@ -297,7 +297,7 @@ def test_a_question_that_waits_for_its_model_has_a_row_and_can_be_ended_there(br
     ):
         page = one.visit().page
         settings = {"system": "", "priority": 1, "sampling": {"max_tokens": 16_000}}
-        page.evaluate("settings => localStorage.setItem('uma.settings', JSON.stringify(settings))", settings)
+        page.evaluate("settings => localStorage.setItem('uma.new-chats', JSON.stringify(settings))", settings)
         one.visit().ask("One")
         page.locator(".is-writing .block").first.wait_for()
         page.get_by_role("button", name="New chat", exact=True).click()

@@ -27,7 +27,7 @@ ENDS = {"context_length": 256, "is_endless": True}
 def set_sampling(here: Visitor, **sampling: Any) -> None:
     """Open the page with these settings."""
     settings = {"system": "", "priority": 1, "sampling": {"temperature": 0, **sampling}}
-    here.visit().page.evaluate("settings => localStorage.setItem('uma.settings', JSON.stringify(settings))", settings)
+    here.visit().page.evaluate("settings => localStorage.setItem('uma.new-chats', JSON.stringify(settings))", settings)
     here.visit()
 
 
@@ -106,12 +106,12 @@ def test_files_that_are_refused_are_named_in_one_notice_that_can_be_put_away(her
     page.locator("#attach-file").set_input_files(payload("empty.txt", ""))
     expect(toast).to_have_text("Not attached: empty.txt. It is empty.")
     words = "Grüße aus Köln,\nçà et là"
-    encoded = {name: words.encode(name) for name in ("latin-1", "utf-16", "utf-16-le", "utf-16-be", "utf-8-sig")}
+    encoded = {name: words.encode(name) for name in ("latin-1", "utf-16", "utf-8-sig")}
     files: list[FilePayload] = [
         {"name": name, "mimeType": "text/plain", "buffer": data} for name, data in encoded.items()
     ]
     page.locator("#attach-file").set_input_files(files)
-    expect(page.locator("#attached .file")).to_have_count(6)
+    expect(page.locator("#attached .file")).to_have_count(4)
     page.get_by_label("Message", exact=True).evaluate(
         """box => {
             const clipboardData = new DataTransfer();
@@ -123,7 +123,7 @@ def test_files_that_are_refused_are_named_in_one_notice_that_can_be_put_away(her
     with page.expect_request(ANSWERS) as sent:
         here.ask("What is in them?")
     expect(toast).to_have_count(0)  # it goes with what it was about
-    assert contents(sent.value)[0].count(f"```\n{words}\n```") == 5
+    assert contents(sent.value)[0].count(f"```\n{words}\n```") == 3
     here.wait_for_answer()
     large = payload("large.txt", "x" * (info(here)["limits"]["max_prompt_bytes"] + 1))
     page.locator("#attach-file").set_input_files([binary[0], large])

@@ -359,22 +359,6 @@ def test_openai_s_messages_and_chatgpt_s_export_are_imported(here: Visitor) -> N
     expect(page.locator(".toast").last).to_contain_text("It must be an export of this page, ChatGPT")
 
 
-def test_calls_of_tools_are_imported_as_folded_blocks_with_the_tools_names(here: Visitor) -> None:
-    page = here.visit().page
-    calls = page.locator("article.assistant details.call")
-    choose_text(page, json.dumps(OPENAI))
-    expect(calls.locator("summary")).to_have_text(["Tool call: weather", "Tool call: weather", "Tool result"])
-    expect(calls.first).to_contain_text("Oslo")
-    call = {"id": "x", "parent": "a", "message": TO_PYTHON}
-    nodes = (CHATGPT[1], call, node("t", "x", "tool", "56"), node("c", "t", "assistant", "It is 56."))
-    choose_text(page, json.dumps([{"title": "A product", "mapping": {each["id"]: each for each in nodes}}]))
-    expect(page.locator("#title")).to_have_text("A product")
-    expect(calls.locator("summary")).to_have_text(["Tool call: python", "Tool result"])
-    expect(calls.first).to_contain_text("print(7 * 8)")
-    expect(calls.last).to_contain_text("56")
-    expect(page.locator("article.assistant .blocks").last).to_have_text("It is 56.")
-
-
 ANTHROPIC = {
     "model": "claude",
     "system": [{"type": "text", "text": "You are a fox."}],
@@ -402,41 +386,25 @@ ANTHROPIC = {
 }
 
 
-def test_anthropic_s_messages_are_imported_with_their_calls_and_results(here: Visitor) -> None:
+def test_calls_of_tools_are_left_out_of_an_import_with_a_word(here: Visitor) -> None:
     page = here.visit().page
     page.locator("#model").wait_for()
     choose_text(page, json.dumps(ANTHROPIC))
     expect(page.locator(".bubble")).to_have_text(["What is the weather?"])
-    calls = page.locator("article.assistant details.call")
-    expect(calls.locator("summary")).to_have_text(["Tool call: weather", "Tool result"])
-    expect(calls.first).to_contain_text("Oslo")
-    expect(calls.last).to_contain_text("5 °C")
-    expect(page.locator("article.assistant .blocks")).to_contain_text(["I look.", "", "It is cold."])
+    expect(page.locator("article.assistant .blocks")).to_have_text(["I look.", "It is cold."])
     expect(page.locator("#chips")).to_have_text("system prompt")
-    expect(page.locator(".toast").last).not_to_contain_text("Left out")
+    expect(page.locator(".toast").last).to_contain_text("Left out, as it cannot be used here: pictures and other parts")
+    call = {"id": "x", "parent": "a", "message": TO_PYTHON}
+    nodes = (CHATGPT[1], call, node("t", "x", "tool", "56"), node("c", "t", "assistant", "It is 56."))
+    choose_text(page, json.dumps([{"title": "A product", "mapping": {each["id"]: each for each in nodes}}]))
+    expect(page.locator("#title")).to_have_text("A product")
+    expect(page.locator("article.assistant .blocks").last).to_have_text("It is 56.")
+    expect(page.locator(".toast").last).to_contain_text("calls of tools, messages of the role tool")
     with page.expect_request("**/ui/api/answers") as asking:
-        here.ask("And tomorrow?")
+        here.ask("And 7 * 9?")
     body: Any = asking.value.post_data_json
-    sent = body["messages"]
-    assert [each["role"] for each in sent] == ["system", "user", "assistant", "user"]
-    assert all(part in sent[2]["content"] for part in ("I look.", '"city":"Oslo"', "5 °C", "It is cold."))
+    assert [each["role"] for each in body["messages"]] == ["user", "assistant", "user"]
     here.wait_for_answer()
-
-
-def test_a_result_beside_words_is_folded_in_the_question(here: Visitor) -> None:
-    page = here.visit().page
-    page.locator("#model").wait_for()
-    parts = [{"type": "tool_result", "content": "5 °C"}, {"type": "text", "text": "Is that cold?"}]
-    file = [
-        {"role": "user", "content": "Weather?"},
-        {"role": "assistant", "content": "I look."},
-        {"role": "user", "content": parts},
-    ]
-    choose_text(page, json.dumps(file))
-    bubble = page.locator(".bubble").last
-    expect(bubble.locator("details.call summary")).to_have_text("Tool result")
-    expect(bubble).to_contain_text("Is that cold?")
-    expect(bubble).not_to_contain_text("tool_response")
 
 
 def test_notices_of_one_topic_take_each_others_place_and_can_be_closed(here: Visitor) -> None:
@@ -517,7 +485,7 @@ def test_what_an_earlier_page_stored_wrongly_breaks_nothing(here: Visitor) -> No
         };
     })"""
     page.evaluate(put, wrong)
-    page.evaluate("localStorage.setItem('uma.settings', '{\"sampling\": 5, \"priority\": {}}')")
+    page.evaluate("localStorage.setItem('uma.new-chats', '{\"sampling\": 5, \"priority\": {}}')")
     page.reload()
     page.wait_for_selector("html[data-ready]", state="attached")
     expect(page.locator(".toast")).to_contain_text("damaged")

@@ -19,7 +19,7 @@ const REST = 4;
 const NO_KEY = "invalid_api_key";
 
 export class Chat {
-  /** @param {{onChange: () => void, focus: () => void, begin: () => void, defaults: () => Settings, model: () => string | undefined, ended: () => void, suggestions: () => string[], info: () => Info | undefined, count: (text: string) => Promise<number | undefined>, stopped: (home: Conversation) => void, over: (home: Conversation) => void, unsent: (home: Conversation, draft: Draft) => void}} does */
+  /** @param {{onChange: () => void, focus: () => void, begin: () => void, defaults: () => Settings, model: () => string | undefined, ended: () => void, suggestions: () => string[], info: () => Info | undefined, count: (text: string) => Promise<number | undefined>, stopped: (home: Conversation) => void, over: (home: Conversation) => void}} does */
   constructor(does) {
     this.does = does;
     /** @type {Conversation[]} */
@@ -134,23 +134,12 @@ export class Chat {
     this.does.onChange();
   }
 
-  /** @param {string} text @param {Attachment[]} files @param {boolean} [isQueued] Where another window has gone on meanwhile, it waits behind that answer. */
-  send(text, files, home = this.current, isQueued = false) {
+  /** @param {string} text @param {Attachment[]} files */
+  send(text, files, home = this.current) {
     this.keep(home);
     const question = add(home, { parent: home.leaf, role: "user", text, ...(files.length ? { files } : {}) });
     if (home === this.current) [this.isAtEnd, this.compared] = [true, null];
-    this.answer(home, question.id, undefined, isQueued ? question : undefined);
-  }
-
-  /** Another window has gone on with the conversation: what was to be sent next waits for its answer. @param {Conversation} home @param {Message} question @param {Message} answer */
-  takeBack(home, { id, text, files = [], parent }, answer) {
-    this.runs.delete(answer.id);
-    delete home.messages[answer.id];
-    if (home.messages[id]) this.does.unsent(home, { text, files, isQueued: true });
-    delete home.messages[id];
-    show(home, /** @type {string} */ (parent));
-    if (home === this.current) this.render();
-    if (home.leaf !== parent) this.does.over(home); // else with what the other window is about to tell
+    this.answer(home, question.id);
   }
 
   /** The last one that is shown and has text. */
@@ -205,7 +194,7 @@ export class Chat {
   addAll(conversations) {
     for (const each of conversations) {
       this.keep(each);
-      void this.save(each, { isNew: true });
+      void this.save(each, true);
     }
     this.open(conversations[0]?.id);
   }
@@ -223,21 +212,19 @@ export class Chat {
     if (conversation === this.current) this.open();
   }
 
-  /** @param {Conversation} conversation @param {Parameters<typeof store.save>[1]} [options] @returns {Promise<boolean>} As of `store.save`. */
-  async save(conversation, options) {
-    if (!this.hasStore || !this.conversations.includes(conversation)) return true;
+  /** @param {Conversation} conversation @param {boolean} [isNew] As for `store.save`. */
+  async save(conversation, isNew) {
+    if (!this.hasStore || !this.conversations.includes(conversation)) return;
     const { id } = conversation;
     try {
-      const isFree = await store.save(conversation, options);
+      await store.save(conversation, isNew);
       if (this.unkept.delete(id)) this.does.onChange();
-      return isFree;
     } catch {
-      if (this.unkept.has(id)) return true; // an answer is saved every second: it was said
+      if (this.unkept.has(id)) return; // an answer is saved every second: it was said
       this.unkept.add(id);
       const name = conversation.title || "New chat";
       if (conversation !== this.current) toast(`The browser’s storage is full: “${name}” is not saved.`);
       this.does.onChange();
-      return true;
     }
   }
 
@@ -254,21 +241,20 @@ export class Chat {
     if (!this.conversations.includes(conversation)) this.conversations.unshift(conversation);
   }
 
-  /** Ask for an answer to the branch that ends with `parent`, or for several. @param {Conversation} conversation @param {string | null} parent @param {number} [count] @param {Message} [next] */
-  answer(conversation, parent, count = conversation.settings.answers ?? 1, next) {
+  /** Ask for an answer to the branch that ends with `parent`, or for several. @param {Conversation} conversation @param {string | null} parent @param {number} [count] */
+  answer(conversation, parent, count = conversation.settings.answers ?? 1) {
     if (count > 1) this.compared = parent;
-    for (let number = 0; number < count; number++)
-      this.askFor(conversation, { parent, role: "assistant", text: "" }, next);
+    for (let number = 0; number < count; number++) this.askFor(conversation, { parent, role: "assistant", text: "" });
   }
 
-  /** @param {Conversation} conversation @param {Pick<Message, "parent" | "role" | "text"> & Partial<Message>} answer Its text is its beginning. @param {Message} [next] As for `follow`. */
-  askFor(conversation, answer, next) {
+  /** @param {Conversation} conversation @param {Pick<Message, "parent" | "role" | "text"> & Partial<Message>} answer Its text is its beginning. */
+  askFor(conversation, answer) {
     const info = this.does.info();
     const mostTokens = Number(conversation.settings.sampling.max_tokens) || info?.sampling.max_tokens?.default;
     if (info?.models) conversation.model ??= info.model.called;
     const fresh = { token: freshId(), isUnsent: true, mostTokens, model: conversation.model ?? info?.model.called };
     const message = add(conversation, { ...answer, ...fresh });
-    void this.follow(conversation, message, bodyOf(conversation, message), next);
+    void this.follow(conversation, message, bodyOf(conversation, message));
   }
 
   /** How much of the context the branch that is shown takes, in tokens; 0 where that is not known. */
@@ -282,8 +268,8 @@ export class Chat {
     this.change({ settings: { ...this.current.settings, truncation } });
   }
 
-  /** @param {Conversation} conversation @param {Message} message @param {Record<string, unknown>} [body] @param {Message} [next] The question, where it was queued: of several windows one goes on. */
-  async follow(conversation, message, body, next) {
+  /** @param {Conversation} conversation @param {Message} message @param {Record<string, unknown>} [body] */
+  async follow(conversation, message, body) {
     const run = new Run(message, this.turns, body);
     this.runs.set(message.id, { run, home: conversation });
     let saved = 0;
@@ -295,11 +281,11 @@ export class Chat {
       this.showRun(run);
       if (run.isOver) this.does.over(conversation); // with its end, and not once it is saved: a key can be pressed in between
     };
-    const saving = this.save(conversation, { next });
+    const saving = this.save(conversation);
     // At once: a second click finds the page as the first has left it, and asks for nothing.
     if (conversation === this.current) this.render();
     else this.does.onChange();
-    if (!(await saving) && next) return this.takeBack(conversation, next, message);
+    await saving; // before it is asked for: a window that is reloaded in between, or another one, goes on with it
     const ticking = setInterval(() => run.waitsFor === "loading" && this.showRun(run), 1_000);
     await run.follow();
     clearInterval(ticking);

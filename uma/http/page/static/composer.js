@@ -1,14 +1,16 @@
 /** The box at the bottom: a message, files beside it, and the button that sends or stops. */
 
-import { countTokens, isTooLong, labelOf, LONG_CHARS, MEASURE_MS, showFiles, unsendable } from "./attachments.js";
+import { Extent, LONG_CHARS } from "./attachments.js";
 import { readFile, Unreadable } from "./documents.js";
-import { announce, byId, clearToasts, copyOf, DOUBLE_CLICK_MS, h, icon, number, rebuild, say, toast } from "./dom.js";
+import { announce, byId, clearToasts, copyOf, DOUBLE_CLICK_MS, h, icon, number, rebuild, toast } from "./dom.js";
 import { Drafts, joined } from "./drafts.js";
 import { isPicture, pictureOf } from "./pictures.js";
 
 /** A document can be much more than its text. */
 const MAX_FILE_BYTES = 100_000_000;
 const MAX_INPUT_PX = 240;
+/** A longer text is a file: a browser lays all of the box out again at each key. */
+const MAX_BOX_CHARS = 32_768;
 /** Files that a notice names. */
 const MAX_NAMED = 3;
 
@@ -21,12 +23,17 @@ export class Composer {
     this.queuer = byId("queue", HTMLButtonElement);
     this.list = byId("attached", HTMLUListElement);
     this.chips = byId("chips", HTMLButtonElement);
-    this.extent = byId("extent", HTMLElement);
-    this.unsendable = byId("unsendable", HTMLElement);
-    /** What is in the box, and of how many tokens it is. @type {Attachment} */
-    this.typed = { name: "Your text", text: "" };
-    /** @type {Attachment[]} */
-    this.files = [];
+    const parts = { list: this.list, extent: byId("extent", HTMLElement), fault: byId("unsendable", HTMLElement) };
+    /** What is in the box and beside it. */
+    this.extent = new Extent(parts, {
+      count: async (text) => {
+        const [model, tokens] = [does.model(), await does.count(text)];
+        return model === does.model() ? tokens : undefined;
+      },
+      most: () => this.maxTokens,
+      changed: () => this.fit(),
+      removed: () => this.input.focus(),
+    });
     /** The one whose message this is; none before the first is shown. @type {{id: string, isNew: boolean} | undefined} */
     this.conversation = undefined;
     this.drafts = new Drafts(() => this.writing);
@@ -78,29 +85,24 @@ export class Composer {
 
   /** What is in the box. @returns {Draft} */
   get draft() {
-    return { text: this.input.value, files: this.files };
+    return { text: this.input.value, files: this.extent.files };
   }
 
   get hasSome() {
-    return Boolean(this.input.value.trim() || this.files.length);
-  }
-
-  /** A document that the model cannot read whole: the message waits until it is removed. */
-  get tooLong() {
-    return this.files.find((file) => isTooLong(file, this.maxTokens));
+    return Boolean(this.input.value.trim() || this.extent.files.length);
   }
 
   get canSend() {
-    return this.hasSome && !this.reading && !this.tooLong;
+    return this.hasSome && !this.reading && !this.extent.tooLong;
   }
 
   /** Put this into the box. @param {Draft} draft */
   fill({ text, files }) {
     clearToasts("attach");
     this.input.value = text;
-    this.files = files;
+    this.extent.files = files;
+    this.fit();
     this.count();
-    this.showFiles();
   }
 
   /** @param {[string, Draft][]} queued */
@@ -207,21 +209,13 @@ export class Composer {
 
   /** As high as its text, up to a bound; and the button is there when there is something to send. */
   fit() {
-    this.input.style.height = "auto";
-    this.input.style.height = `${Math.min(this.input.scrollHeight, MAX_INPUT_PX)}px`;
+    this.extent.write(this.input.value);
+    // A long text is as high as it can be, and is not laid out to learn so.
+    if (!this.extent.isLong) this.input.style.height = "auto";
+    this.input.style.height = `${this.extent.isLong ? MAX_INPUT_PX : Math.min(this.input.scrollHeight, MAX_INPUT_PX)}px`;
     this.queuer.hidden = !this.isAnswering || !this.canSend;
     this.button.disabled = !this.isAnswering && !this.canSend;
-    say(this.unsendable, unsendable(this.tooLong));
-    if (this.input.value === this.typed.text) return;
-    this.typed = { name: this.typed.name, text: this.input.value };
-    clearTimeout(this.measuring);
-    if (this.isLong) this.measuring = setTimeout(() => this.count(), MEASURE_MS);
-    else this.extent.replaceChildren();
     if (!this.hasSome) clearToasts("paste");
-  }
-
-  get isLong() {
-    return this.typed.text.length > LONG_CHARS;
   }
 
   /** @param {HTMLFormElement} form */
@@ -254,6 +248,13 @@ export class Composer {
       if (text.length > LONG_CHARS) this.offerFile(text);
       else if (!text && pasted?.files.length) this.attach([...pasted.files]);
     });
+    this.input.addEventListener("beforeinput", (event) => {
+      const { length } = event.data ?? "";
+      if (length <= LONG_CHARS || length + this.input.value.length <= MAX_BOX_CHARS) return;
+      event.preventDefault();
+      void this.attach([fileOf(event.data ?? "")]);
+      toast("This text is too long for the box: it is attached as a file.", undefined, "paste");
+    });
   }
 
   /** What was pasted is long: it can be a file beside the message. @param {string} text */
@@ -262,7 +263,7 @@ export class Composer {
     const run = () => {
       this.input.value = this.input.value.replace(pasted, () => "");
       this.fit();
-      void this.attach([new File([pasted], "pasted.txt", { type: "text/plain" })]);
+      void this.attach([fileOf(pasted)]);
     };
     toast("This is a long text.", { label: "Attach as a file", run }, "paste");
   }
@@ -282,7 +283,7 @@ export class Composer {
     const refused = [];
     /** @type {Set<string>} */
     const reasons = new Set();
-    const home = this.files; // another conversation can be shown before all are read
+    const home = this.extent.files; // another conversation can be shown before all are read
     clearToasts("attach");
     for (const file of files) {
       this.reading++;
@@ -301,24 +302,19 @@ export class Composer {
       } finally {
         this.reading--;
       }
-      this.showFiles();
+      this.extent.show();
     }
     this.count();
     if (refused.length) toast(`Not attached: ${named(refused)}. ${[...reasons].join(" ")}`, undefined, "attach");
-    this.showFiles();
     this.input.focus();
   }
 
   /** Tell of how many tokens the files and a long text are, for the model that answers now. */
   count() {
-    const [files, model] = [this.isLong ? [this.typed, ...this.files] : this.files, this.does.model()];
-    if (model !== this.countedFor) for (const file of files) delete file.tokens;
+    const [{ typed, files }, model] = [this.extent, this.does.model()];
+    if (model !== this.countedFor) for (const each of [typed, ...files]) delete each.tokens;
     this.countedFor = model;
-    countTokens(files, this.does.count, (file, tokens) => {
-      if (model !== this.countedFor) return;
-      file.tokens = tokens;
-      if (file === this.typed || this.files.includes(file)) this.showFiles();
-    });
+    this.extent.count();
   }
 
   /** A file's text, or its picture. Throws `Unreadable`. @param {File} file @returns {Promise<{text: string, image?: string}>} */
@@ -335,17 +331,11 @@ export class Composer {
       throw new Unreadable(`A file can have at most ${number(Math.round(this.maxBytes / 1_000))} KB.`);
     return { text };
   }
+}
 
-  showFiles() {
-    const remove = (/** @type {Attachment} */ file) => {
-      this.files.splice(this.files.indexOf(file), 1);
-      this.showFiles();
-      this.input.focus();
-    };
-    showFiles(this.list, this.files, remove, this.maxTokens);
-    if (this.isLong) this.extent.replaceChildren(...labelOf(this.typed, this.maxTokens));
-    this.fit();
-  }
+/** A text that was put into the box, as a file beside it. @param {string} text */
+function fileOf(text) {
+  return new File([text.replace(/\r\n?/g, "\n")], "pasted.txt", { type: "text/plain" });
 }
 
 function isTouch() {

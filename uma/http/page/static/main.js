@@ -6,12 +6,12 @@ import { Composer } from "./composer.js";
 import { listenForDecisions } from "./decide.js";
 import { announce, button, byId, copy, clearToasts, download, h, number, say, toast } from "./dom.js";
 import { LiveView } from "./live.js";
-import { keep, kept, parsed, tellLosses } from "./local.js";
+import { keep, kept, tellLosses } from "./local.js";
 import { Palette } from "./palette.js";
 import { Picker } from "./picker.js";
 import { exportJson, exportMarkdown, ImportError, importJson } from "./reading.js";
 import { find, wordsOf } from "./search.js";
-import { DEFAULTS, fieldsOf, fillSettings, readSettings, showSettings, summary, SYSTEM_KEY } from "./settings.js";
+import { fieldsOf, fillSettings, ofNewChats, showSettings, summary } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
 import { versions } from "./tree.js";
 
@@ -19,7 +19,6 @@ import { versions } from "./tree.js";
 const TOLD_SHARE = 0.5;
 const FULL_SHARE = 0.8;
 const THEMES = ["system", "light", "dark"];
-const SETTINGS_KEY = "uma.settings";
 const THEME_KEY = "uma.theme";
 const MODEL_KEY = "uma.model";
 const RETRY_MS = 2_000;
@@ -40,13 +39,6 @@ let retry = 0;
 /** Before the address was followed, it says what is to be shown, not what is. */
 let isRouted = false;
 
-/** The settings that were chosen last, for new conversations. @returns {Settings} */
-function defaults() {
-  const fresh = { ...structuredClone(DEFAULTS), system: kept(SYSTEM_KEY) ?? "" };
-  const last = parsed(kept(SETTINGS_KEY));
-  return last?.sampling ? { ...readSettings(last), system: fresh.system } : fresh;
-}
-
 function suggestions() {
   if (info?.capabilities.chat === false)
     return ["Once upon a time, there was a fox", "The capital of France is", "def fibonacci(n):"];
@@ -63,7 +55,7 @@ const chat = new Chat({
   onChange: refresh,
   focus: () => composer.focus(),
   begin,
-  defaults,
+  defaults: ofNewChats,
   model: () => kept(MODEL_KEY) ?? undefined,
   ended: () => info?.models && void connect(),
   suggestions,
@@ -71,7 +63,6 @@ const chat = new Chat({
   count,
   stopped: ({ id }) => composer.giveBack(id),
   over: sendNext,
-  unsent: ({ id }, draft) => composer.setQueue([[id, draft], ...composer.drafts.queued]),
 });
 const palette = new Palette();
 const picker = new Picker({
@@ -126,7 +117,7 @@ function sendNext(home) {
     toast("The answer failed: your queued question is back in the box.", undefined, "queue");
   }
   const next = isRunning || chat.isUndecided(home) ? undefined : composer.next(home.id);
-  if (next) chat.send(next.text, next.files, home, true);
+  if (next) chat.send(next.text, next.files, home);
   else refresh();
 }
 
@@ -317,12 +308,8 @@ async function copyLast() {
 }
 
 function prepareSettings() {
-  const change = (/** @type {Settings} */ settings) => {
-    chat.change({ settings });
-    keep(SETTINGS_KEY, JSON.stringify(settings));
-  };
   byId("key-section", HTMLElement).hidden = !currentKey();
-  fillSettings(chat.current.settings, info, change);
+  fillSettings(chat.current.settings, info, (settings) => chat.change({ settings }));
 }
 
 /** @param {string} [label] The field that is sought. */

@@ -1,6 +1,6 @@
 /** One message on the screen: a question with its files, or an answer with its figures, and what can be done with it. */
 
-import { countTokens, isTooLong, labelOf, LONG_CHARS, MEASURE_MS, showFiles, unsendable } from "./attachments.js";
+import { Extent, labelOf } from "./attachments.js";
 import { Blocks } from "./blocks.js";
 import { ask, ApiError } from "./api.js";
 import { announce, button, copy, duration, h, iconButton, number } from "./dom.js";
@@ -56,8 +56,8 @@ const folding = new ResizeObserver((entries) => {
     if (more && target.classList.contains("is-folded")) more.hidden = target.scrollHeight <= target.clientHeight + 1;
   }
 });
-/** Code in a question, between fences, and what a tool has told. */
-const CODE = /^(```[^`\n]*\n[^]*?^```[^\S\n]*$\n?|<tool_response>\n[^]*?<\/tool_response>$\n*)/m;
+/** Code in a question, between fences. */
+const CODE = /^(```[^`\n]*\n[^]*?^```[^\S\n]*$\n?)/m;
 
 /** A question's text as it was typed, but for its code. @param {string} text */
 function spoken(text) {
@@ -110,33 +110,21 @@ function editing(article, message, actions) {
   const label = isAnswer ? "The answer" : "Your question";
   const input = h("textarea", { class: "edit", dir: "auto", "aria-label": label, rows: isAnswer ? 8 : 3 });
   const list = h("ul", { class: "attached", "aria-label": "Attached files" });
-  const edit = edits.get(message) ?? { text: message.text, files: message.files ?? [] };
+  const edit = edits.get(message) ?? { text: message.text, files: [...(message.files ?? [])] };
   edits.set(message, edit);
   input.value = edit.text;
   const [extent, fault] = ["file", "fault"].map((name) => h("p", { class: name, role: "status" }));
-  const most = actions.mostTokens();
-  const tooLong = () => edit.files.find((file) => isTooLong(file, most));
-  let measuring = 0;
-  const measure = () => {
-    const typed = { name: "Your text", text: !isAnswer && edit.text.length > LONG_CHARS ? edit.text : "" };
-    const show = () => {
-      showFiles(list, edit.files, remove, most);
-      extent.replaceChildren(...(typed.text ? labelOf(typed, most) : []));
-      fault.textContent = unsendable(tooLong());
-      last.disabled = Boolean(tooLong());
-    };
-    show();
-    countTokens([typed, ...edit.files], actions.count, (file, tokens) => ((file.tokens = tokens), show()));
-  };
-  const remove = (/** @type {Attachment} */ file) => {
-    edit.files = edit.files.filter((each) => each !== file);
-    measure();
-    input.focus();
-  };
+  const beside = new Extent({ list, extent, fault }, {
+    count: actions.count,
+    most: () => (isAnswer ? Infinity : actions.mostTokens()),
+    changed: () => (last.disabled = Boolean(beside.tooLong)),
+    removed: () => input.focus(),
+  });
+  beside.files = edit.files;
   input.addEventListener("input", () => {
     edit.text = input.value;
-    clearTimeout(measuring);
-    measuring = window.setTimeout(measure, MEASURE_MS);
+    beside.write(edit.text);
+    last.disabled = Boolean(beside.tooLong);
   });
   const cancel = () => {
     edits.delete(message);
@@ -147,7 +135,7 @@ function editing(article, message, actions) {
     if (next instanceof HTMLElement) next.focus();
   };
   const send = () => {
-    if ((!edit.text.trim() && !edit.files.length) || tooLong()) return;
+    if ((!edit.text.trim() && !edit.files.length) || beside.tooLong) return;
     edits.delete(message);
     actions.resend(message, edit.text.trim(), edit.files);
   };
@@ -172,7 +160,8 @@ function editing(article, message, actions) {
     cancel();
   });
   article.replaceChildren(editor);
-  measure();
+  beside.write(edit.text);
+  beside.count();
   input.addEventListener("focus", () => editor.scrollIntoView({ block: "nearest" })); // with its buttons
   return input;
 }

@@ -8,8 +8,6 @@ import { branch, contentOf, freshId, picturesOf, show, titleOf } from "./tree.js
 
 const FORMAT = "uma-conversations";
 const FORMS = "an export of this page, ChatGPT’s conversations.json, or OpenAI’s or Anthropic’s messages: [{\"role\": \"user\", \"content\": \"…\"}]";
-/** A message that is nothing but what tools have told. */
-const RESULTS = /^<tool_response>[^]*<\/tool_response>$/;
 const FIGURES = {
   usage: ["prompt_tokens", "cached_tokens", "completion_tokens"],
   metrics: ["queue_ms", "ttft_ms", "decode_ms", "tokens_per_second", "batch_size"],
@@ -78,14 +76,14 @@ function treeOf(nodes, { title, update_time, current_node: leaf, system: before 
   const above = new Map();
   let system = textOf(before ?? "", dropped); // Anthropic's
   nodes.forEach(({ id, parent, message }, order) => {
-    const text = wordsOf(message, dropped);
-    // What a tool has told stands where its calls stand.
-    const role = RESULTS.test(text) ? "assistant" : (message?.author?.role ?? message?.role);
-    if (text && (role === "user" || role === "assistant"))
+    const { content, author, role = author?.role, recipient = "all", tool_calls: calls, function_call: call } = message ?? {};
+    const text = textOf(content, dropped);
+    if (calls?.length || call || recipient !== "all") dropped.add("calls of tools");
+    if (text && recipient === "all" && (role === "user" || role === "assistant"))
       messages[id] = { id, parent, role, text, at: 1_000 * (message.create_time ?? 0) + order, isImported: true, thinking: message.reasoning_content };
     else above.set(id, parent);
-    if (message?.role === "system" || message?.role === "developer") system = text; // ChatGPT's own are not for others
-    else if (text && !messages[id] && role !== "system") dropped.add(`messages of the role ${role}`);
+    if (message && (message.role === "system" || message.role === "developer")) system = text; // ChatGPT's own are not for others
+    else if (text && role !== "user" && role !== "assistant" && role !== "system") dropped.add(`messages of the role ${role}`);
   });
   for (const each of Object.values(messages)) {
     for (let left = above.size; left > 0 && above.has(each.parent); left--) each.parent = above.get(each.parent);
@@ -95,32 +93,10 @@ function treeOf(nodes, { title, update_time, current_node: leaf, system: before 
   return first ? [{ title: title || titleOf(first), updated: 1_000 * update_time, settings: { system }, messages, leaf }] : [];
 }
 
-/** What a message says, and its calls of tools as models write them here. What ChatGPT says to a tool is a call. @param {any} message @param {Set<string>} dropped */
-function wordsOf(message, dropped) {
-  const text = textOf(message?.content, dropped);
-  const { recipient = "all", tool_calls: several = [], function_call: one = [] } = message ?? {};
-  if (text && (message.author?.role ?? message.role) === "tool") return resultOf(text);
-  if (text && recipient !== "all") return callOf({ name: recipient, arguments: text });
-  const calls = [several ?? [], one ?? []].flat().map((each) => callOf(each?.function ?? each));
-  return [text, ...calls].filter(Boolean).join("\n\n");
-}
-
-/** @param {any} call With its arguments as JSON, or as a program's text. */
-function callOf(call) {
-  const given = parsed(call?.arguments) ?? call?.arguments;
-  return `<tool_call>\n${JSON.stringify({ name: call?.name, arguments: given }).replaceAll("<", "\\u003c")}\n</tool_call>`;
-}
-
-/** @param {string} text */
-const resultOf = (text) => `<tool_response>\n${text.replaceAll("</tool_response>", "<\\/tool_response>")}\n</tool_response>`;
-
 /** @param {any} content @param {Set<string>} dropped @returns {string} */
 function textOf(content, dropped) {
   const parts = typeof content === "string" ? [content] : Array.isArray(content) ? content : [content?.parts ?? content?.text ?? []].flat();
-  const texts = parts.map((/** @type {any} */ part) => {
-    if (part?.type === "tool_use") return callOf({ name: part.name, arguments: part.input });
-    return part?.type === "tool_result" ? resultOf(textOf(part.content, dropped)) : (part?.text ?? part);
-  });
+  const texts = parts.map((/** @type {any} */ part) => part?.text ?? part);
   if (texts.some((text) => typeof text !== "string")) dropped.add("pictures and other parts of messages");
   return texts.filter((text) => text && typeof text === "string").join("\n\n");
 }

@@ -1,14 +1,13 @@
 /** The sheet with a conversation's instructions and sampling settings, each with what it does. */
 
-import { byId, copyOf, h, number } from "./dom.js";
+import { byId, copyOf, h, number, say } from "./dom.js";
 import { keep, kept, parsed } from "./local.js";
 
 /** Nothing is set: the server's and the model's own sampling holds. @type {Settings} */
 export const DEFAULTS = { system: "", priority: 1, sampling: {}, reasoning: "auto", truncation: "off" };
 
 const MAX_STOPS = 16;
-/** Where the system prompt of new chats is kept. */
-export const SYSTEM_KEY = "uma.system";
+const NEW_CHATS_KEY = "uma.new-chats";
 const PRESETS_KEY = "uma.presets";
 /** What a server tells at most, where it is not known yet. */
 const MAX_LOGPROBS = 20;
@@ -72,13 +71,16 @@ export function readSettings(raw, info, dropped = new Set()) {
   return {
     system: typeof system === "string" ? system : "",
     priority: LANES.includes(priority) ? priority : 1,
-    sampling: Object.fromEntries(found),
+    sampling: Object.fromEntries(found.sort()), // of the same settings there is one text
     reasoning: reasoning === "off" ? "off" : "auto",
     truncation: truncation === "auto" || truncation === "compact" ? truncation : "off",
     ...(typeof raw?.unread === "string" && { unread: raw.unread }),
     ...(Number.isInteger(answers) && answers > 1 && { answers: Math.min(answers, MAX_ANSWERS) }),
   };
 }
+
+/** What new chats begin with. */
+export const ofNewChats = () => readSettings(parsed(kept(NEW_CHATS_KEY)));
 
 /** @param {string} name @param {any} value @param {Info | undefined} info */
 function isInRange(name, value, info) {
@@ -119,7 +121,9 @@ export function summary(settings) {
 /** Fill the sheet. Changes count at once. @param {Settings} settings @param {Info | undefined} info @param {(settings: Settings) => void} onChange @param {string} preset The name of the preset that was chosen. @param {Settings} [before] Those that a reset has replaced. */
 export function fillSettings(settings, info, onChange, preset = "", before = undefined) {
   const draft = structuredClone(settings);
-  const changed = () => onChange(structuredClone(draft));
+  const isOfNew = () => JSON.stringify(ofNewChats()) === JSON.stringify(readSettings(draft));
+  const tell = () => say(byId("scope", HTMLElement), `All of this is for this conversation${isOfNew() ? ", and new chats begin with the same." : ". New chats begin with other settings."}`);
+  const changed = () => (onChange(structuredClone(draft)), tell());
   const load = (/** @type {Settings} */ chosen, preset = "", /** @type {Settings | undefined} */ before = undefined) => {
     Object.assign(draft, { answers: undefined, unread: undefined }, chosen);
     changed();
@@ -127,14 +131,12 @@ export function fillSettings(settings, info, onChange, preset = "", before = und
   };
   const system = byId("system", HTMLTextAreaElement);
   system.value = draft.system;
-  const isKept = byId("system-kept", HTMLInputElement);
-  isKept.checked = kept(SYSTEM_KEY) === draft.system;
-  isKept.onchange = () => keep(SYSTEM_KEY, isKept.checked ? draft.system : null);
   system.oninput = () => {
     draft.system = system.value;
-    if (isKept.checked) keep(SYSTEM_KEY, draft.system);
     changed();
   };
+  byId("for-new-chats", HTMLButtonElement).onclick = () => (keep(NEW_CHATS_KEY, JSON.stringify(draft)), tell());
+  tell();
   presets(preset, draft, info, load);
   byId("thinking-choice", HTMLFieldSetElement).hidden = !info?.capabilities.reasoning_switch;
   choices(draft, changed);

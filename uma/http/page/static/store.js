@@ -45,17 +45,14 @@ export async function load() {
   return { conversations, unreadable: found.length - conversations.length };
 }
 
-/** Join it to what other windows have saved of it. One that another window has deleted stays deleted. @param {Conversation} conversation @param {{isNew?: boolean, next?: Message}} [options] New: it is kept although it was deleted before. Next: nothing is saved where another window has a message in the place of this one. @returns {Promise<boolean>} Whether `next`, if any, has its place. */
-export async function save(conversation, { isNew = false, next } = {}) {
-  let isFree = true;
+/** Join it to what other windows have saved of it. One that another window has deleted stays deleted. @param {Conversation} conversation @param {boolean} [isNew] It is kept although it was deleted before. */
+export async function save(conversation, isNew = false) {
   await transact("readwrite", (objects) => {
     /** @type {IDBRequest<unknown>} */
     const before = objects.get(conversation.id);
     before.onsuccess = () => {
       if (isDeleted(before.result) && !isNew) return;
       const stored = isConversation(before.result) ? before.result : { ...conversation, messages: {} };
-      isFree = Object.values(stored.messages).every(({ id, parent }) => parent !== next?.parent || id === next.id);
-      if (!isFree) return;
       const messages = { ...conversation.messages };
       for (const message of news(conversation, stored)) messages[message.id] = message;
       objects.put({ ...conversation, messages });
@@ -63,7 +60,6 @@ export async function save(conversation, { isNew = false, next } = {}) {
     return before;
   });
   channel.postMessage({ saved: conversation.id });
-  return isFree;
 }
 
 /** @param {string} id */
