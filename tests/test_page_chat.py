@@ -461,14 +461,14 @@ def test_export_and_import_bring_a_conversation_back(here: Visitor, tmp_path: Pa
     said = here.wait_for_answer()
     with page.expect_download() as saving:
         page.get_by_role("button", name="Export all").click()
-    assert re.fullmatch(r"uma-conversations-\d{4}-\d\d-\d\d\.json", saving.value.suggested_filename)
+    assert re.fullmatch(r"uma-conversations \d{4}-\d\d-\d\d\.json", saving.value.suggested_filename)
     file = tmp_path / "saved.json"
     saving.value.save_as(file)
     page.get_by_label("This conversation").click()
     with page.expect_download() as saving:
         page.get_by_role("button", name="Export as Markdown").click()
     name = page.locator("#model").inner_text()
-    assert saving.value.suggested_filename == "What is UMA_.md"
+    assert re.fullmatch(r"What is UMA_ \d{4}-\d\d-\d\d\.md", saving.value.suggested_filename)
     assert saving.value.path().read_text() == f"# What is UMA?\n\n## You\n\nWhat is UMA?\n\n## {name}\n\n{said}\n"
     page.get_by_label("This conversation").click()
     page.get_by_role("button", name="Delete").click()

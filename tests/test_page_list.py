@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pytest
 from page_browser import Visitor, violations
 from playwright.sync_api import FilePayload, Page, expect
 
@@ -253,6 +254,21 @@ def test_the_palette_begins_with_another_conversation_and_leads_to_each_setting(
         expect(page.get_by_label(label)).to_be_in_viewport()
         assert violations(page) == []
         page.keyboard.press("Escape")
+
+
+@pytest.mark.parametrize(
+    ("text", "title"),
+    [
+        ("## **Plan** for [UMA](https://example.org)", "Plan for UMA"),
+        ("```python\nprint(1)\n```\nWhat does it say?", "print(1)"),
+        ("What is `__init__` in a_b_c, and 2 * 3 * 4?", "What is __init__ in a_b_c, and 2 * 3 * 4?"),
+    ],
+)
+def test_a_title_has_the_words_of_the_question_without_its_marks(here: Visitor, text: str, title: str) -> None:
+    page = here.visit().page
+    here.ask(text)
+    expect(page.locator("#title")).to_have_text(title)
+    here.wait_for_answer()
 
 
 def test_the_settings_that_few_people_change_are_folded_until_one_of_them_is_set(here: Visitor) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,46 @@ def test_lines_of_models_are_for_several_or_one_that_loads(fed: Visitor) -> None
     expect(lines).to_contain_text("loading 9 %")
     feed(page, frame(3, "a") | {"models": [one, one | {"name": "two"}]})
     expect(lines.locator("li").first).to_contain_text("1 waiting, starts in about 0.2 s")
+
+
+def test_of_several_models_the_one_with_the_fullest_cache_is_told(fed: Visitor) -> None:
+    page, tile = fed.page, fed.page.locator(".tile", has_text="KV cache")
+    cells = ({"kv_cells_used": 10, "kv_cells_total": 1_000}, {"kv_cells_used": 90, "kv_cells_total": 100})
+    models = [{"name": name, "figures": FIGURES, "requests": [], **own} for name, own in zip("ab", cells, strict=True)]
+    feed(page, frame(1, "a") | {"models": models})
+    expect(tile.locator(".tile-value")).to_have_text("90")
+    expect(tile.locator(".tile-note")).to_have_text("b: 90 of 100 tokens")
+    expect(page.locator("#live-models li")).to_contain_text(["KV cache 1 % full", "KV cache 90 % full"])
+    feed(page, frame(2, "a"))
+    expect(tile.locator(".tile-note")).to_have_text("90 of 900 tokens")
+
+
+def test_each_tile_draws_its_last_minute_and_forgets_it_with_the_server(fed: Visitor) -> None:
+    page = fed.page
+    columns = "() => document.querySelector('.tile polygon').points.length - 2"
+    for at in range(1, 5):
+        feed(page, frame(at, "a", written_per_sec=100.0 * at))
+        assert page.evaluate(columns) == at
+    tops = "() => [...document.querySelector('.tile polygon').points].slice(1, -1).map(({ y }) => y)"
+    assert page.evaluate(tops) == [18, 12, 6, 0]  # the highest is as high as there is space
+    feed(page, frame(1, "a"))  # a server that was started again
+    assert page.evaluate(columns) == 1
+
+
+def test_at_any_width_no_figure_lies_on_the_words_above_it(fed: Visitor) -> None:
+    page = fed.page
+    loading = [
+        {"name": f"a-model-with-a-long-name-{each}", "load": "loading 9 %", "waiting": 9, "requests": []}
+        for each in "abc"
+    ]
+    for width in (320, 360, 800, 1440):
+        page.set_viewport_size({"width": width, "height": 640})
+        feed(page, frame(1, "abc", "defghij") | {"models": loading})
+        boxes = [page.locator(each).bounding_box() for each in ("#live-words", "#live-hint", "#tiles", "#live-models")]
+        edges = [(box["y"], box["y"] + box["height"]) for box in boxes if box]
+        assert len(edges) == 4
+        assert all(below >= end for (_, end), (below, _) in pairwise(edges)), (width, edges)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_the_end_of_a_request_that_has_ended_meanwhile_is_said(fed: Visitor) -> None:

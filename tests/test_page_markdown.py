@@ -444,3 +444,15 @@ def test_prices_and_names_and_code_are_no_formulas(shown: Page, text: str, kept:
 def test_a_formula_that_is_never_closed_swallows_no_code(shown: Page) -> None:
     assert html(shown, "$$ is the *PID*\n```\nx\n```")[1] == '<pre><code data-language="">x\n</code></pre>\n'
     assert len(html(shown, "\\[ *a*\n\nb")) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "levels"),
+    [
+        ("## A\n\ntext\n\n### B\n\n## C\n", [3, 4, 4]),
+        ("#### A\n\n# B\n\n### C\n\n###### D\n\n###### E\n", [3, 3, 4, 5, 6]),
+    ],
+)
+def test_no_level_of_headings_is_left_out_below_the_page_s_own(shown: Page, text: str, levels: list[int]) -> None:
+    for ends in ((), range(1, len(text) + 1)):
+        assert [int(each) for each in re.findall(r"<h(\d)>", "".join(html(shown, text, *ends)))] == levels

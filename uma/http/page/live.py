@@ -24,17 +24,11 @@ INTERVAL_SEC = 0.25
 
 METRICS = (
     "tokens_generated_total",
-    "prompt_tokens_total",
-    "cached_tokens_total",
     "prefill_tokens_total",
     "preemptions_total",
     "requests_total",
-    "requests_rejected",
-    "requests_error",
-    "requests_cancelled",
     "kv_cells_used",
     "kv_cells_total",
-    "kv_cells_share",
     "cache_evictable_size",
     "cache_ram_bytes",
 )
@@ -83,11 +77,12 @@ class LiveFeed:
         models, told = self.processes.gateway.models, dict[str, dict[str, Any]]()
 
         async def tell(name: str, source: Source) -> None:
-            activity = await source.activity()
+            activity, metrics = await source.activity(), of_each.get(name, {})
             series = self._series_of.setdefault(name, LiveSeries())
-            figures = series.figures(at_sec, of_each.get(name, {}), activity, source.info.limits.max_sequences)
+            figures = series.figures(at_sec, metrics, activity, source.info.limits.max_sequences)
             numbers = [each.number for each in (*activity.running, *activity.waiting)]
-            told[name] = {"name": name, "figures": attrs.asdict(figures), "requests": numbers}
+            cells = {gauge: metrics.get(gauge, 0) for gauge in ("kv_cells_used", "kv_cells_total")}
+            told[name] = {"name": name, "figures": attrs.asdict(figures), "requests": numbers, **cells}
 
         listed = () if models is None else models.listed()
         async with trio.open_nursery() as nursery:

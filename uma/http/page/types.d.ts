@@ -212,6 +212,9 @@ interface LiveModel {
   figures?: Figures;
   /** Numbers of its requests. */
   requests: number[];
+  /** Of one that is loaded. */
+  kv_cells_used?: number;
+  kv_cells_total?: number;
   /** Of one that is not loaded: how far it is, and how many requests wait for that. */
   load?: string;
   waiting?: number;

@@ -34,8 +34,8 @@ declare namespace markdown {
     getLines(begin: number, end: number, indent: number, keepLastLF: boolean): string;
     push(type: string, tag: string, nesting: number): Token;
   }
-  /** The references that a text has defined, among others. */
-  type Env = Record<string, unknown>;
+  /** The references that a text has defined, among others; `heading` is the level of the last one. */
+  type Env = Record<string, unknown> & { heading: number };
   interface Parser {
     options: object;
     enable(names: string[]): Parser;

@@ -22,16 +22,32 @@ const IDLE = "Ask something in the chat, or send requests from any program: each
 /** What changes all the time is told to screen readers this often. */
 const ANNOUNCE_MS = 15_000;
 
-/** A figure with its name, and a second line. Each has its place from the beginning. */
+/** Frames of the last minute, each as wide as a unit of the tile's drawing; and how high that is. */
+const [TREND, TREND_HEIGHT] = [240, 24];
+
+/** A figure with its name, a second line, and its last minute. Each has its place from the beginning. */
 class Tile {
-  /** @param {string} name */
-  constructor(name) {
+  /** @param {string} name @param {number} full What is at least as high as the drawing. */
+  constructor(name, full) {
     const [element, part] = copyOf("tile");
+    this.full = full;
+    /** @type {number[]} */
+    this.past = [];
+    this.trend = /** @type {SVGPolygonElement} */ (element.querySelector("polygon"));
     byId("tiles", HTMLElement).append(element);
     part("tile-name").textContent = name;
     this.value = part("tile-value");
     this.unit = part("tile-unit");
     this.note = part("tile-note");
+  }
+
+  /** @param {number} now */
+  trace(now) {
+    this.past = [...this.past, now].slice(-TREND);
+    const most = Math.max(this.full, ...this.past);
+    const begin = TREND - this.past.length;
+    const points = this.past.map((each, at) => `${begin + at},${TREND_HEIGHT - (TREND_HEIGHT * each) / most}`);
+    this.trend.setAttribute("points", [`${begin},${TREND_HEIGHT}`, ...points, `${TREND - 1},${TREND_HEIGHT}`].join(" "));
   }
 
   /** @param {string} value @param {string} unit @param {string} note */
@@ -64,10 +80,10 @@ export class LiveView {
     /** When the newest frame came. @type {Date | undefined} */
     this.heardAt = undefined;
     this.tiles = {
-      written: new Tile("Writing"),
-      read: new Tile("Reading"),
-      first: new Tile("First word after"),
-      cells: new Tile("KV cache"),
+      written: new Tile("Writing", 10),
+      read: new Tile("Reading", 10),
+      first: new Tile("First word after", 1_000),
+      cells: new Tile("KV cache", 1),
     };
     /** A line for each of several models. */
     this.models = byId("live-models", HTMLElement);
@@ -153,6 +169,7 @@ export class LiveView {
     // A server that was started again has another clock, and counts from zero: what was before says nothing about it.
     const isOther = this.frame && (frame.at_ms < this.frame.at_ms || frame.metrics.requests_total < this.frame.metrics.requests_total);
     if (isOther) this.lanes.clear();
+    if (isOther) for (const tile of Object.values(this.tiles)) tile.past = [];
     this.frame = frame;
     this.showTiles(frame);
     const { shown, all, unread } = this.lanes.take(frame);
@@ -164,6 +181,7 @@ export class LiveView {
     }
     say(this.words, words);
     say(this.hint, hint);
+    this.words.dataset.load = sumOf(frame.figures) ? "full" : frame.figures.running ? "busy" : "idle";
     this.models.hidden = frame.models.length < 2 && frame.models.every(({ figures }) => figures); // the tiles say it
     this.models.replaceChildren(...frame.models.map(lineOf));
     this.element.dataset.frames = String(Number(this.element.dataset.frames ?? 0) + 1);
@@ -172,15 +190,24 @@ export class LiveView {
   /** @param {Frame} frame */
   showTiles({ figures, metrics, models }) {
     const { written, read, first, cells } = this.tiles;
-    const { tokens_generated_total: all, prefill_tokens_total: ever, kv_cells_used: used, kv_cells_total: most } = metrics;
+    const { tokens_generated_total: all, prefill_tokens_total: ever } = metrics;
+    // A model that is full waits, however empty the others are: of several the fullest is told.
+    /** @type {Omit<LiveModel, "requests">[]} */
+    const caches = models.length ? models : [{ name: "", ...metrics }];
+    const fullest = caches.reduce((one, other) => (shareOf(other) > shareOf(one) ? other : one));
+    const { name, kv_cells_used: used = 0, kv_cells_total: most = 0 } = fullest;
     written.show(all ? number(figures.written_per_sec) : NONE, "tokens/s", `${number(all)} in all`);
     const share = figures.cached_share ? `${number(100 * figures.cached_share)} % of prompts cached` : `${number(ever)} in all`;
     read.show(ever ? number(figures.read_per_sec) : NONE, "tokens/s", share);
-    if (most) cells.show(number((100 * used) / most), "% full", `${number(used)} of ${number(most)} tokens`);
+    if (most) cells.show(number(100 * shareOf(fullest)), "% full", `${name && `${name}: `}${number(used)} of ${number(most)} tokens`);
     else cells.show(NONE, "", "no model is loaded");
     // Of several models that have too few together, those of the one with most are told.
     const known = models.flatMap(({ name, figures: own }) => (own?.first_token_ms ? [{ of: `, ${name}`, ...own.first_token_ms }] : []));
     const times = figures.first_token_ms ? { of: "", ...figures.first_token_ms } : known.sort((one, other) => other.count - one.count)[0];
+    written.trace(figures.written_per_sec);
+    read.trace(figures.read_per_sec);
+    first.trace(times ? (times.p50 ?? times.last) : 0);
+    cells.trace(shareOf(fullest));
     if (!times) return first.show(NONE, "", "none yet");
     const [value, unit] = about(times.p50 ?? times.last).split(/ (?=s$)/);
     const slow = `median of ${number(times.count)}, one in 20 over ${about(times.p95 ?? 0).replace("over ", "")}`;
@@ -199,7 +226,7 @@ async function howEnded(id) {
 }
 
 /** What one of several models does, each figure in a column of its own. @param {LiveModel} model */
-function lineOf({ name, figures, load, waiting: queued = 0 }) {
+function lineOf({ name, figures, load, waiting: queued = 0, ...cache }) {
   const { running, written_per_sec: written = 0, first_token_ms: first, slot_every_ms: every } = figures ?? {};
   const waiting = figures ? sumOf(figures) : queued;
   const cells = [
@@ -207,9 +234,13 @@ function lineOf({ name, figures, load, waiting: queued = 0 }) {
     waiting ? `${number(waiting)} waiting${every ? `, ${waiting > 1 ? "the last " : ""}starts in about ${soon(waiting * every)}` : ""}` : "",
     written >= 0.5 ? `${number(written)} tokens/s` : "",
     first ? `first word after ${about(first.p50 ?? first.last)}` : "",
+    cache.kv_cells_total ? `KV cache ${number(100 * shareOf(cache))} % full` : "",
   ];
   return h("li", {}, h("b", { dir: "auto" }, name), ...cells.flatMap((each) => [" ", h("span", {}, each)]));
 }
+
+/** How full a model's KV cache is. @param {Pick<LiveModel, "kv_cells_used" | "kv_cells_total">} cache */
+const shareOf = ({ kv_cells_used: used = 0, kv_cells_total: most = 0 }) => (most ? used / most : 0);
 
 /** @param {Figures} figures */
 const sumOf = (figures) => KINDS.reduce((sum, kind) => sum + figures[`waiting_${kind}`], 0);

@@ -4,15 +4,7 @@ import { toast } from "./dom.js";
 
 /** What the browser did not take. @type {Map<string, string | null>} */
 const unkept = new Map();
-/** The browser lets this page have no localStorage at all. */
-let isBlocked = false;
 let isTold = false;
-
-/** Say what is lost with the page, where something is. @param {boolean} keepsConversations */
-export function tellLosses(keepsConversations) {
-  const lost = [...(keepsConversations ? [] : ["conversations"]), ...(isBlocked ? ["settings"] : [])].join(" and ");
-  if (lost) toast(`This browser keeps no ${lost} for this page: they are lost when it is closed.`);
-}
 
 /** @param {string} name @returns {string | null} */
 export function kept(name) {
@@ -21,7 +13,6 @@ export function kept(name) {
   try {
     return localStorage.getItem(name);
   } catch {
-    isBlocked = true;
     return null;
   }
 }
@@ -43,8 +34,7 @@ export function keep(name, value) {
     unkept.delete(name);
   } catch {
     unkept.set(name, value);
-    if (!isBlocked && !isTold)
-      toast("The browser’s storage is full: settings are lost when the page is closed.");
+    if (!isTold) toast("The browser’s storage is full or blocked: settings are lost when the page is closed.");
     isTold = true;
   }
 }

@@ -6,7 +6,7 @@ import { Composer } from "./composer.js";
 import { listenForDecisions } from "./decide.js";
 import { announce, button, byId, copy, clearToasts, download, h, number, say, toast } from "./dom.js";
 import { LiveView } from "./live.js";
-import { keep, kept, tellLosses } from "./local.js";
+import { keep, kept } from "./local.js";
 import { Palette } from "./palette.js";
 import { Picker } from "./picker.js";
 import { exportJson, exportMarkdown, ImportError, importJson } from "./reading.js";
@@ -232,9 +232,12 @@ function showGauge() {
   byId("nearly-full", HTMLElement).hidden = share < FULL_SHARE || (chat.current.settings.truncation ?? "off") !== "off";
 }
 
+/** The name of a file of today's. @param {string} what @param {string} end */
+const fileName = (what, end) => `${what || "conversation"} ${new Date().toLocaleDateString("sv")}.${end}`;
+
 /** @param {Conversation} conversation */
 function exportOne(conversation) {
-  download(`${conversation.title || "conversation"}.json`, exportJson([conversation]));
+  download(fileName(conversation.title, "json"), exportJson([conversation]));
 }
 
 /** What can be done with a conversation of the list. @param {string} id @returns {Act[]} */
@@ -250,7 +253,7 @@ function acts(id) {
     { label: one.pinned ? "Unpin" : "Pin", icon: "pin", run: pin },
     { label: "Rename", icon: "edit", run: (entry) => rename(one, entry ?? heading) },
     { label: "Export as JSON", icon: "down", run: () => exportOne(one) },
-    { label: "Export as Markdown", icon: "down", run: () => download(`${one.title || "conversation"}.md`, exportMarkdown(one), "text/markdown") },
+    { label: "Export as Markdown", icon: "down", run: () => download(fileName(one.title, "md"), exportMarkdown(one), "text/markdown") },
     { label: "Delete", icon: "x", isDanger: true, run: () => removeOne(one) },
   ];
 }
@@ -535,7 +538,7 @@ function listen() {
     "export-lost": () => exportOne(chat.current),
     "without-oldest": outgrow("auto"),
     "with-summary": outgrow("compact"),
-    "export-all": () => download(`uma-conversations-${new Date().toLocaleDateString("sv")}.json`, exportJson(chat.conversations)),
+    "export-all": () => download(fileName("uma-conversations", "json"), exportJson(chat.conversations)),
     import: () => byId("import-file", HTMLElement).click(),
   };
   for (const [id, run] of Object.entries(clicks)) byId(id, HTMLElement).addEventListener("click", run);
@@ -570,7 +573,6 @@ listen();
 void connect();
 await chat.start();
 for (const [id] of composer.drafts.queued) if (!chat.answering.has(id)) composer.giveBack(id);
-tellLosses(chat.hasStore);
 if (!location.hash && chat.answering.size) history.replaceState(null, "", `#c/${[...chat.answering][0]}`);
 route();
 document.documentElement.dataset.ready = "true"; // from now on it is seen, and can have the focus

@@ -94,7 +94,7 @@ function isPaired({ src, pos }, tag) {
 /** @param {string} text */
 const escaped = (text) => parser.utils.escapeHtml(text);
 
-/** @typedef {{html: string, start: number, tags: number}} Block */
+/** `heading`: the level of the last one. @typedef {{html: string, start: number, tags: number, heading: number}} Block */
 
 /** The blocks of a text, and where each begins in it. @param {string} text @param {markdown.Env} env */
 function parse(text, env) {
@@ -107,7 +107,7 @@ function parse(text, env) {
   env.folds = 0;
   const tokens = parser.parse(text, env);
   for (const [index, token] of tokens.entries()) {
-    dress(token);
+    dress(token, env);
     if (tokens[index - 2]?.type === "list_item_open") markTask(token, tokens[index - 2]);
     const cell = tokens[index - 1];
     if (/^t[hd]_open/.test(cell?.type) && token.content.length <= SHORT_CELL_CHARS)
@@ -115,7 +115,7 @@ function parse(text, env) {
     group.push(token);
     if (index < tokens.length - 1 && (token.level > 0 || token.nesting > 0)) continue; // the last can be in an open fold
     const html = parser.renderer.render(group, parser.options, env);
-    blocks.push({ html, start: lines[group[0].map?.[0] ?? 0], tags: BLOCK_TAGS + html.split("<").length });
+    blocks.push({ html, start: lines[group[0].map?.[0] ?? 0], tags: BLOCK_TAGS + html.split("<").length, heading: env.heading });
     group = [];
   }
   return blocks;
@@ -126,7 +126,7 @@ function bounded(blocks, text, tags) {
   const at = blocks.findIndex((block) => (tags += block.tags) > MAX_TAGS);
   if (at < 0) return blocks;
   const rest = blocks[at].start;
-  return [...blocks.slice(0, at), { html: `<pre>${escaped(text.slice(rest))}</pre>`, start: rest, tags: BLOCK_TAGS }];
+  return [...blocks.slice(0, at), { html: `<pre>${escaped(text.slice(rest))}</pre>`, start: rest, tags: BLOCK_TAGS, heading: 0 }];
 }
 
 /** An entry of a list that is done, or to be done. @param {markdown.Token} token @param {markdown.Token} item */
@@ -138,11 +138,11 @@ function markTask({ children }, item) {
   item.attrs = [["class", "task"]];
 }
 
-/** Headings below the page's own; a table's alignment and the digits of a list's numbers as classes, since styles are not allowed. @param {markdown.Token} token */
-function dress(token) {
+/** Headings below the page's own, each at most a level below the one before it; a table's alignment and the digits of a list's numbers as classes, since styles are not allowed. @param {markdown.Token} token @param {markdown.Env} env */
+function dress(token, env) {
   if (token.type === "list_item_open" && token.info.length > 1) token.attrs = [["class", `digits-${token.info.length}`]];
-  if (token.type === "heading_open" || token.type === "heading_close")
-    token.tag = `h${Math.min(6, Number(token.tag[1]) + HEADING_OFFSET)}`;
+  if (token.type === "heading_open") env.heading = Math.min(6, Number(token.tag[1]) + HEADING_OFFSET, env.heading + 1);
+  if (token.type === "heading_open" || token.type === "heading_close") token.tag = `h${env.heading}`;
   const style = token.attrGet("style");
   if (style) token.attrs = [["class", `align-${style.split(":")[1]}`]];
 }
@@ -160,7 +160,7 @@ export class Markdown {
     /** Where the text after them begins. */
     this.begin = 0;
     /** @type {markdown.Env} */
-    this.env = {};
+    this.env = { heading: HEADING_OFFSET };
     this.isWhole = false;
   }
 
@@ -173,6 +173,7 @@ export class Markdown {
       this.blocks = [...this.blocks.slice(0, this.settled), `<pre>${escaped(tail)}</pre>`];
       return;
     }
+    const { heading } = this.env; // of what is settled
     const found = bounded(parse(isWhole ? tail : withWords(tail), this.env), tail, this.tags);
     this.blocks = [...this.blocks.slice(0, this.settled), ...found.map(({ html }) => html)];
     // A line that is still being written can turn from a block of its own into more of the block before it.
@@ -180,6 +181,7 @@ export class Markdown {
     const last = Math.max(0, found.findLastIndex(({ start }) => start < complete));
     this.begin += found[last]?.start ?? 0;
     this.settled += last;
+    this.env.heading = found[last - 1]?.heading ?? heading;
     for (const { tags } of found.slice(0, last)) this.tags += tags;
   }
 
@@ -190,6 +192,6 @@ export class Markdown {
     this.text = text;
     this.isWhole = true;
     const whole = text.replace(/\r\n?/g, "\n");
-    this.blocks = bounded(parse(whole, {}), whole, 0).map(({ html }) => html);
+    this.blocks = bounded(parse(whole, { heading: HEADING_OFFSET }), whole, 0).map(({ html }) => html);
   }
 }

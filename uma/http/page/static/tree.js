@@ -45,9 +45,13 @@ export function add(conversation, message) {
   return whole;
 }
 
+/** Marks of Markdown in a title: what begins a line, a fence, and what stands around words and addresses. */
+const MARKS = /^\s*(?:#{1,6}|>+|[-*+])\s+|^\s*(?:```|~~~).*|(\*\*|~~|`+)(.+?)\1|!?\[([^\]]+)\]\([^)\s]*\)/g;
+
 /** @param {Pick<Message, "text" | "files">} message */
 export function titleOf(message) {
-  const line = (message.text || message.files?.[0]?.name || "").trim().split("\n")[0];
+  const lines = (message.text || message.files?.[0]?.name || "").slice(0, 1_000).split("\n");
+  const line = lines.map((each) => each.replace(MARKS, "$2$3").trim()).find(Boolean) ?? "";
   return line.length > 60 ? `${line.slice(0, 57).trimEnd()}…` : line;
 }
 
