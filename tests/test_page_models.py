@@ -282,7 +282,7 @@ def test_the_live_view_names_a_model_that_is_waited_for(here: Visitor) -> None:
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         assert page.locator(".lane-of").first.evaluate_all(BEYOND) == [0]  # its number and its model are read
         beyond = page.locator(".tile :is(dt, dd)").evaluate_all(BEYOND)
-        assert len(beyond) == 12 and max(beyond) <= 0, (width, beyond)
+        assert len(beyond) == 16 and max(beyond) <= 0, (width, beyond)
     assert violations(page) == []
 
 

@@ -145,7 +145,7 @@ def test_a_browser_without_room_for_conversations_says_so(here: Visitor) -> None
     here.ask(f"Summarize\n{' '.join(map(str, range(3_000)))}")  # the store compresses what repeats itself
     told = page.get_by_role("status").filter(has_text="storage is full: this conversation is lost")
     expect(told).to_be_visible()
-    here.wait_for_answer()
+    page.locator("article.assistant[aria-busy=false]").wait_for()
     with page.expect_download() as saved:
         told.get_by_role("button", name="Export").click()
     assert json.loads(saved.value.path().read_text())["conversations"][0]["title"] == "Summarize"
