@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 import trio
@@ -94,33 +94,21 @@ def _joined(parts: list[str]) -> str:
     return " · ".join(filter(None, parts))
 
 
-class ProgressView(Protocol):
-    """A place where a job's progress is shown: a terminal's line, a log, a stream of events."""
-
-    period_sec: float
-
-    def look(self, speed: Speed) -> None:
-        """How far it is now."""
-
-    def tell(self, text: str) -> None:
-        """A line that stays."""
-
-    def end(self, speed: Speed, *, is_done: bool) -> None:
-        """The last word."""
-
-
-class Lines(ProgressView):
+class Lines:
     """Progress as lines on standard error, each of which stays."""
 
     period_sec = LINES_SEC
 
     def look(self, speed: Speed) -> None:
+        """Show how far it is now."""
         say.note(speed.line())
 
     def tell(self, text: str) -> None:
+        """Write a line that stays."""
         say.note(text)
 
     def end(self, speed: Speed, *, is_done: bool) -> None:
+        """Say the last word."""
         tally, tokens = speed.tally, speed.tally.completion_tokens
         now = f", {tally.rows - tally.begun_rows:,} of them now" if tally.begun_rows else ""
         took = f"{now} in {words.time_span(speed.elapsed_sec)}"
@@ -140,16 +128,13 @@ class OneLine(Lines):
         say.passing(bar + speed.line(None if columns is None else columns - len(bar)))
 
 
-class Events(ProgressView):
+class Events(Lines):
     """Progress as lines of JSON on standard output, for programs."""
 
     period_sec = LINE_SEC
 
     def look(self, speed: Speed) -> None:
         self._write("progress", **self._figures(speed))
-
-    def tell(self, text: str) -> None:
-        say.note(text)
 
     def end(self, speed: Speed, *, is_done: bool) -> None:
         self._write("done" if is_done else "stopped", **self._figures(speed))
@@ -177,7 +162,7 @@ class Events(ProgressView):
         print(json.dumps({"event": event, **fields}), file=sys.stdout, flush=True)
 
 
-async def keep_showing(view: ProgressView, speed: Speed, look: Callable[[], Awaitable[None]]) -> None:
+async def keep_showing(view: Lines, speed: Speed, look: Callable[[], Awaitable[None]]) -> None:
     """Tell how far a job is, again and again; to be cancelled. `look` has the tally know of the rows that run."""
     await trio.sleep(FIRST_SEC)
     while True:

@@ -434,18 +434,9 @@ def _describe_top(parser: argparse.ArgumentParser) -> None:
 
 def _describe_trace(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("out", metavar="OUT", help="file to write, such as trace.json")
-    add_option(parser, "--seconds", "N", "length of the trace", "5", "over 0, at most 60", type=_seconds, value=5.0)
+    text, read = "length of the trace", partial(_duration, MAX_TRACE_SEC)
+    add_option(parser, "--seconds", "N", text, "5", "over 0, at most 60", type=read, value=5.0)
     _add_socket(parser)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds <= MAX_TRACE_SEC:
-        raise argparse.ArgumentTypeError(f"expected seconds over 0, at most {MAX_TRACE_SEC}, not {text!r}")
-    return seconds
 
 
 def _describe_pin(parser: argparse.ArgumentParser) -> None:
@@ -454,16 +445,17 @@ def _describe_pin(parser: argparse.ArgumentParser) -> None:
 
 
 def _describe_pause(parser: argparse.ArgumentParser) -> None:
-    text, default = "go on by itself after so long: 30m, 1h, 90 (seconds)", "uma resume alone"
-    add_option(parser, "--for", "TIME", text, default, dest="seconds", type=_duration, value=MAX_PAUSE_SEC)
+    text, read = "go on by itself after so long: 30m, 1h, 90 (seconds)", partial(_duration, MAX_PAUSE_SEC)
+    add_option(parser, "--for", "TIME", text, "uma resume alone", dest="seconds", type=read, value=MAX_PAUSE_SEC)
     _add_socket(parser)
 
 
-def _duration(text: str) -> float:
+def _duration(most_sec: float, text: str) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|h|)", text)
     seconds = float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]] if found else 0.0
-    if not 0 < seconds <= MAX_PAUSE_SEC:
-        raise argparse.ArgumentTypeError(f"expected a time such as 90, 90s, 30m or 1h, a year at most, not {text!r}")
+    if not 0 < seconds <= most_sec:
+        most = "a year" if most_sec == MAX_PAUSE_SEC else f"{most_sec:g} s"
+        raise argparse.ArgumentTypeError(f"expected a time such as 30, 0.5s, 20m or 1h, {most} at most, not {text!r}")
     return seconds
 
 

@@ -135,6 +135,30 @@ class TextOutput:
                 self._can_wait = False
 
 
+def modes_of(fd: int) -> list[Any] | None:
+    """How a terminal takes what is typed; None where the descriptor is none, or one that has gone away."""
+    if sys.platform != "win32":
+        with suppress(termios.error):
+            return termios.tcgetattr(fd)
+    return None
+
+
+def set_modes(fd: int, modes: list[Any] | None, *, drains: bool = False) -> None:
+    """Have a terminal take what is typed as `modes_of` has told it; where it `drains`, once it has taken all that was
+    written. Nothing happens where there were no modes, or where it has gone away.
+    """
+    if sys.platform == "win32" or modes is None:
+        return
+    while True:
+        try:
+            termios.tcsetattr(fd, termios.TCSADRAIN if drains else termios.TCSANOW, modes)
+        except termios.error as error:
+            # A signal has ended the wait for the output, and nothing is set yet.
+            if error.args[0] == errno.EINTR:
+                continue
+        return
+
+
 @attrs.define(eq=False)
 class SilentTyping:
     """A terminal that does not echo; the next reader of standard input gets what is typed. Ctrl-C and Ctrl-Z work.
@@ -147,17 +171,15 @@ class SilentTyping:
 
     def begin(self) -> None:
         """Begin to take the terminal's keys."""
-        if sys.platform == "win32":
-            return
-        with suppress(termios.error):
-            self._before = termios.tcgetattr(self._fd)
+        self._before = modes_of(self._fd)
+        if sys.platform != "win32" and self._before is not None:
             quiet = self._before[:]
             # Enter stays what the line editor expects it to be, which reads what was typed meanwhile.
             quiet[0] &= ~termios.ICRNL
             quiet[3] &= ~(termios.ECHO | termios.ECHONL)
             # Ctrl-C and Ctrl-Z would drop what the terminal has not shown yet: half a drawing, with its cursor moves.
             quiet[3] |= termios.NOFLSH
-            self._set(quiet)
+            set_modes(self._fd, quiet, drains=True)
 
     def __enter__(self) -> SilentTyping:
         self.begin()
@@ -168,19 +190,4 @@ class SilentTyping:
 
     def end(self) -> None:
         """The terminal is as it was before, once it has taken all that was written."""
-        if sys.platform != "win32" and self._before is not None:
-            with suppress(termios.error):
-                self._set(self._before)
-
-    def _set(self, modes: list[Any]) -> None:
-        if sys.platform == "win32":
-            return
-        while True:
-            try:
-                termios.tcsetattr(self._fd, termios.TCSADRAIN, modes)
-            except termios.error as error:
-                # A signal has ended the wait for the output, and nothing is set yet.
-                if error.args[0] != errno.EINTR:
-                    raise
-            else:
-                return
+        set_modes(self._fd, self._before, drains=True)

@@ -15,7 +15,7 @@ import trio
 from rich.console import Console, RenderableType
 
 from uma import posix
-from uma.cli.terminal import TextOutput
+from uma.cli.terminal import TextOutput, set_modes
 from uma.errors import ConfigError
 
 with suppress(ImportError):  # Windows
@@ -64,15 +64,14 @@ class Screen:
         raw[6][termios.VSUSP] = os.fpathconf(in_fd, "PC_VDISABLE").to_bytes(1, "little")
         screen = cls(in_fd, TextOutput(out_fd, "utf-8", is_terminal=False))
         try:
-            termios.tcsetattr(in_fd, termios.TCSADRAIN, raw)
+            set_modes(in_fd, raw, drains=True)
             await screen._out.write(ENTER)
             yield screen
         finally:
             # A terminal that is gone has nothing to be put right.
             with suppress(OSError), trio.CancelScope(shield=True), trio.move_on_after(1):
                 await screen._out.write(LEAVE)
-            with suppress(termios.error):
-                termios.tcsetattr(in_fd, termios.TCSANOW, before)
+            set_modes(in_fd, before)
 
     @property
     def size(self) -> tuple[int, int]:

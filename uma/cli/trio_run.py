@@ -20,10 +20,8 @@ import trio
 from uma import posix
 from uma.cli import TERMINAL_GONE
 from uma.cli.say import ERASE_LINE
+from uma.cli.terminal import modes_of, set_modes
 from uma.errors import sole_error
-
-with suppress(ImportError):  # Windows
-    import termios
 
 GRACE_SEC = 1.0
 """Maximum time in which work that was asked to stop can say how it ended."""
@@ -63,44 +61,13 @@ class Stop:
         return self.n_calls >= 3
 
 
-@attrs.frozen(eq=False)
-class TerminalModes:
-    """How standard input's terminal takes what is typed; None where it is none."""
-
-    _modes: list[Any] | None
-
-    @classmethod
-    def now(cls) -> TerminalModes:
-        """The modes of this moment."""
-        modes = None
-        if sys.platform != "win32":
-            with suppress(termios.error):
-                modes = termios.tcgetattr(0)
-        return cls(modes)
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether there was a terminal that is none any more: it was closed."""
-        if sys.platform != "win32" and self._modes is not None:
-            try:
-                termios.tcgetattr(0)
-            except termios.error:
-                return True
-        return False
-
-    def restore(self) -> None:
-        """Have it as it was again."""
-        if sys.platform != "win32" and self._modes is not None:
-            with suppress(termios.error):
-                termios.tcsetattr(0, termios.TCSANOW, self._modes)
-
-
 @attrs.define(eq=False)
 class Interrupts:
     """What Ctrl-C stops right now."""
 
     _everything: Stop
-    _terminal: TerminalModes
+    _terminal: list[Any] | None
+    """How standard input's terminal took what is typed when the command began; None where it was none."""
     _innermost: Stop | None = None
     _is_abrupt: bool = False
 
@@ -151,7 +118,7 @@ class Interrupts:
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError):
                 stream.flush()
-        self._terminal.restore()
+        set_modes(0, self._terminal)
         os._exit(128 + number)
 
 
@@ -174,7 +141,7 @@ async def _supervised(work: Callable[[Interrupts], Awaitable[int]]) -> int:
     code = 0
     with trio.open_signal_receiver(*heeded) as arrivals:
         async with trio.open_nursery() as nursery:
-            everything, terminal = Stop(), TerminalModes.now()
+            everything, terminal = Stop(), modes_of(0)
             interrupts = Interrupts(everything, terminal)
 
             async def listen() -> None:
@@ -185,6 +152,6 @@ async def _supervised(work: Callable[[Interrupts], Awaitable[int]]) -> int:
             with everything.scope:
                 code = await work(interrupts)
             nursery.cancel_scope.cancel()
-    if everything.stopped_by is None and terminal.is_gone:
+    if everything.stopped_by is None and terminal is not None and modes_of(0) is None:
         return TERMINAL_GONE  # its SIGHUP can come later than the end of what is read
     return code if everything.stopped_by is None else 128 + everything.stopped_by
