@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shlex
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import attrs
 import pytest
 import yaml
 
+from harness import run_to_end
 from uma.cli.parser import build_parser
 from uma.cli.slash import ALIASES, COMMANDS
 from uma.http import ollama
@@ -33,6 +36,20 @@ def test_every_page_is_in_the_navigation_once() -> None:
     assert sorted(re.findall(r": (\S+\.md)$", navigation, re.MULTILINE)) == sorted(
         ["index.md", *(path.name for path in PAGES)]
     )
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="the extra `docs` is not installed")
+def test_on_the_site_readme_is_the_front_page_to_which_pages_link(tmp_path: Path) -> None:
+    settings = ROOT / "docs" / "site" / "mkdocs.yml"
+    built = run_to_end(sys.executable, "-m", "mkdocs", "build", "-q", "-f", str(settings), "-d", str(tmp_path / "site"))
+    assert built.returncode == 0, built.stderr
+    linked = [path for path in PAGES if "](../README.md" in TEXTS[path.name]]
+    assert len(linked) >= 3
+    for page in linked:
+        html = (tmp_path / "site" / page.stem / "index.html").read_text(encoding="utf-8")
+        for section in set(re.findall(r"\]\(\.\./README\.md(#[\w-]+)?\)", TEXTS[page.name])):
+            assert f'href="../{section}"' in html, page
+    assert 'href="questions/' in (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
