@@ -23,7 +23,7 @@ from uma.engine.worker.runner import ModelRunner
 from uma.llama.model import Model
 from uma.protocol.codec import encode_event
 from uma.protocol.frames import HEADER_BYTES
-from uma.protocol.messages import EosEvent, told_as
+from uma.protocol.messages import EosEvent, wire_event
 from uma.protocol.versions import SUPPORTED
 from uma.types import Grammar, Source
 
@@ -296,7 +296,7 @@ async def test_a_text_with_drafts_is_exact_again_and_in_a_next_turn_and_its_figu
     again, next_turn = got[1].finished, got[2].finished
     assert again.metrics.speculation is not None
     assert again.metrics.speculation.drafted >= 30
-    frames = {version: encode_event(told_as(EosEvent, again), version)[HEADER_BYTES:] for version in SUPPORTED}
+    frames = {version: encode_event(wire_event(EosEvent, again), version)[HEADER_BYTES:] for version in SUPPORTED}
     newest, oldest = json.loads(frames["1.1"])["metrics"], json.loads(frames["1.0"])["metrics"]
     assert newest["speculation"] == attrs.asdict(again.metrics.speculation)
     assert oldest == {name: each for name, each in newest.items() if name != "speculation"}

@@ -56,7 +56,7 @@ has_huge_pages = pytest.mark.skipif(
 
 
 def test_only_new_memory_is_seen_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    size, line = pages.LEAST_BYTES, "{:x}-{:x} rw-p 00000000 00:00 0 \n"
+    size, line = pages.HUGE_PAGE_BYTES, "{:x}-{:x} rw-p 00000000 00:00 0 \n"
     maps = tmp_path / "maps"
     monkeypatch.setattr("uma.llama.pages.MAPPINGS", maps)
     maps.write_text(line.format(10 * size, 20 * size))
@@ -91,7 +91,7 @@ with Model.load(Path(sys.argv[1])) as model:
         with Context(model, params) as context:
             process = psutil.Process()
             before = process.memory_info().rss
-            for start, end in new.spared():
+            for start, end in new.large_parts():
                 give_back_zeros(start, end)
             spared = before - process.memory_info().rss
             written = params.kv_bytes(model.shape) + params.n_seq_max * model.vocab.n_tokens * 4
@@ -135,7 +135,7 @@ def test_what_is_written_stays(written: dict[int, int]) -> None:
         for at, value in written.items():
             memory[at] = value
         expected = memory[:]
-        for start, end in new.spared():
+        for start, end in new.large_parts():
             pages.give_back_zeros(start, end)
         assert memory[:] == expected
 

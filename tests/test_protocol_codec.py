@@ -19,7 +19,7 @@ from uma.protocol.codec import (
     encode_message,
     encode_token,
     fragment,
-    marks_of,
+    id_and_metadata_of,
     message_of,
     parse_event,
     read_object,
@@ -40,7 +40,7 @@ from uma.protocol.messages import (
     TokenizeQuery,
     UnknownEvent,
     carried,
-    told_as,
+    wire_event,
 )
 from uma.protocol.schema import schemas
 from uma.types import Message, Request, SamplingParams, Slo, Token
@@ -543,7 +543,7 @@ def test_damaged_messages_parse_or_are_refused(message: Any, data: st.DataObject
 
 @given(st.one_of(st.text(max_size=130), json_values))
 def test_the_id_of_a_refused_frame_is_told_where_it_is_one(id: Any) -> None:
-    told, _ = marks_of({"id": id})
+    told, _ = id_and_metadata_of({"id": id})
     is_one = isinstance(id, str) and 1 <= len(id) <= 128
     assert told == (id if is_one else None)
 
@@ -552,7 +552,7 @@ def test_the_metadata_of_a_refused_frame_is_told_where_it_could_have_been_accept
     deep: Any = {}
     for _ in range(100):
         deep = {"k": deep}
-    assert [marks_of({"metadata": each})[1] for each in ({"k": [1]}, [1], "x", None, deep)] == [
+    assert [id_and_metadata_of({"metadata": each})[1] for each in ({"k": [1]}, [1], "x", None, deep)] == [
         {"k": [1]},
         None,
         None,
@@ -568,4 +568,4 @@ def test_an_eos_becomes_the_finished_it_was_made_of() -> None:
         b'"decode_iterations":2},"seed":5,"warnings":["w"],"metadata":{"k":1}}'
     )
     assert isinstance(event, EosEvent)
-    assert event == told_as(EosEvent, carried(event), metadata={"k": 1})
+    assert event == wire_event(EosEvent, carried(event), metadata={"k": 1})

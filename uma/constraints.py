@@ -130,7 +130,9 @@ class Json:
                 return f"holds {show(strange)}, which JSON cannot carry"
             containers = [item for item in level if isinstance(item, dict | list | tuple)]
             if self.members is not None and any(isinstance(item, dict) and len(item) > self.members for item in level):
-                return f"must have at most {self.members:,} members in each object, but {_crowd(value, self.members)}"
+                return (
+                    f"must have at most {self.members:,} members in each object, but {_too_large(value, self.members)}"
+                )
             if not containers:
                 return None
             level = [
@@ -145,7 +147,7 @@ class Json:
         return f"at most {self.le:,} bytes, nested at most {self.depth} levels deep{members}"
 
 
-def _crowd(value: Any, most: int) -> str:
+def _too_large(value: Any, most: int) -> str:
     """Path of the outermost object with more than `most` members, and the number of its members."""
     level = [("", value)]
     while True:

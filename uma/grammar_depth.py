@@ -17,7 +17,7 @@ T = TypeVar("T", bound=Hashable)
 
 MAX_SCHEMAS = 500
 """Maximum objects of a JSON Schema in a chain of references; all objects of a cycle count."""
-MAX_WRITTEN_OUT = 500_000
+MAX_EXPANDED = 500_000
 """Maximum of a grammar's number of rules times its depth, so the depth is at most 707. A grammar at this limit takes
 some 2 s to compile."""
 _RULE = re.compile(r"^[ \t]*[?!]*([A-Za-z_][\w-]*)[ \t]*(?:\[[^\n]*?\][ \t]*|::[^\n:]*)?:", re.MULTILINE)
@@ -31,7 +31,7 @@ _NAME = re.compile(r"[\w-]+")
 def too_deep(schema: Any) -> str:
     """Why a JSON Schema cannot be compiled; empty where it can."""
     leads, weights = _leads(schema)
-    depth = longest_way(leads, weights)
+    depth = longest_chain(leads, weights)
     if depth <= MAX_SCHEMAS:
         return ""
     return f"{depth:,} of its schemas lead from one to the next, over {MAX_SCHEMAS:,}; give one that is less deep"
@@ -58,8 +58,8 @@ def _too_deep(bare: str, rule: re.Pattern[str]) -> str:
     ends = [*(place.start() for place in places[1:]), len(bare)]
     bodies = {place[1]: bare[place.end(1) : end] for place, end in zip(places, ends, strict=False)}
     leads = {name: list({*_NAME.findall(body)} & bodies.keys()) for name, body in bodies.items()}
-    depth = longest_way(leads, dict.fromkeys(leads, 1))
-    if depth * len(leads) <= MAX_WRITTEN_OUT:
+    depth = longest_chain(leads, dict.fromkeys(leads, 1))
+    if depth * len(leads) <= MAX_EXPANDED:
         return ""
     return f"{depth:,} of its {len(leads):,} rules lead from one to the next; give fewer, or less deep ones"
 
@@ -78,7 +78,7 @@ def _bare(lark: str) -> tuple[str, list[Any]]:
     return " ".join([*bare, lark[at:]]), schemas
 
 
-def longest_way(leads: Mapping[T, Sequence[T]], weights: Mapping[T, int]) -> int:
+def longest_chain(leads: Mapping[T, Sequence[T]], weights: Mapping[T, int]) -> int:
     """Largest total weight of a chain of references, in which all nodes of a cycle count (Tarjan 1972)."""
     seen: dict[T, int] = {}
     low: dict[T, int] = {}

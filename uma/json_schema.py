@@ -168,8 +168,8 @@ def _options_problem(options: Any) -> tuple[str, str] | None:
 
 def _objects(root: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """All objects that can be schemas, each with its place. That is every object, if a `$ref` leads into data."""
-    is_astray = any(map(_leads_astray, _references(root)))
-    maps, data = (() if is_astray else words for words in (_MAPS, _VALUES))
+    leads_into_data = any(map(_leads_into_data, _references(root)))
+    maps, data = (() if leads_into_data else words for words in (_MAPS, _VALUES))
     waiting: list[tuple[str, Any]] = [("", root)]
     while waiting:
         place, value = waiting.pop()
@@ -197,7 +197,7 @@ def _references(root: dict[str, Any]) -> Iterator[str]:
             waiting += value
 
 
-def _leads_astray(pointer: str) -> bool:
+def _leads_into_data(pointer: str) -> bool:
     """Whether a `$ref` leads into data, or to a map of schemas as if that were one."""
     is_name = False
     for step in unquote(pointer.partition("#")[2]).split("/")[1:]:

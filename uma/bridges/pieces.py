@@ -18,15 +18,15 @@ class TokenFollower:
 
     _count: int = attrs.field(default=0, init=False)
     _last_id: int = attrs.field(default=-1, init=False)
-    _doubtful: Token | None = attrs.field(default=None, init=False)
+    _held_back: Token | None = attrs.field(default=None, init=False)
 
     def take(self, event: Token) -> tuple[Token, ...]:
         """The events that are certainly tokens, now that `event` has come."""
-        ready = () if self._doubtful is None else (self._doubtful,)
+        ready = () if self._held_back is None else (self._held_back,)
         self._count += len(ready)
-        self._doubtful = None
+        self._held_back = None
         if event.token_id == self._last_id and event.text:
-            self._doubtful = event
+            self._held_back = event
             return ready
         self._last_id = event.token_id
         self._count += 1
@@ -34,7 +34,7 @@ class TokenFollower:
 
     def finish(self, completion_tokens: int) -> tuple[Token | None, str]:
         """The event that was held back, at the stream's end: a token, or text without a token."""
-        event, self._doubtful = self._doubtful, None
+        event, self._held_back = self._held_back, None
         if event is None:
             return None, ""
         return (event, "") if self._count < completion_tokens else (None, event.text)

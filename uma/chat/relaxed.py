@@ -41,11 +41,11 @@ def relaxed_schema(schema: Schema, fits: Fits) -> tuple[Schema, list[str]]:
 
     `fits` says whether the model's form of calls can express an object's schema.
     """
-    found = _Loosened(fits)
+    found = _Relaxation(fits)
     return found.root(schema), found.places
 
 
-class _Loosened:
+class _Relaxation:
     def __init__(self, fits: Fits) -> None:
         self._fits_form = fits
         self._probes = 0

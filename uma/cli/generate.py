@@ -250,15 +250,15 @@ def as_json_line(event: Event | UmaError) -> str:
     """The protocol's event as a line of JSON."""
     from uma.protocol.codec import encode_event  # noqa: PLC0415  (only --json needs it)
     from uma.protocol.frames import HEADER_BYTES  # noqa: PLC0415
-    from uma.protocol.messages import EosEvent, ErrorEvent, PromptEvent, TokenEvent, told_as  # noqa: PLC0415
+    from uma.protocol.messages import EosEvent, ErrorEvent, PromptEvent, TokenEvent, wire_event  # noqa: PLC0415
 
     match event:
         case Prompt():
-            frame = encode_event(told_as(PromptEvent, event))
+            frame = encode_event(wire_event(PromptEvent, event))
         case Token():
             frame = encode_event(TokenEvent.of(event))
         case Finished():
-            frame = encode_event(told_as(EosEvent, event))
+            frame = encode_event(wire_event(EosEvent, event))
         case UmaError():
             frame = encode_event(ErrorEvent(event.code, event.message, REQUEST_ID, event.retry_after_ms))
     return frame[HEADER_BYTES:].decode() + "\n"

@@ -26,7 +26,7 @@ from uma.net.inline import MAX_FRAME_BYTES
 from uma.net.link import Link, ReaderStalledError
 from uma.net.peer import pid_of_peer
 from uma.protocol import messages
-from uma.protocol.messages import MarkedQuery, Query, QueryAnswer, Sender, ServerEvent, WholeQuery, carried
+from uma.protocol.messages import BareQuery, Query, QueryAnswer, Sender, ServerEvent, WholeQuery, carried
 from uma.protocol.session import ClientSession
 from uma.types import (
     Activity,
@@ -258,7 +258,7 @@ class Client:
         return (await self._answer(messages.ModelsEvent, messages.PinQuery(model, is_pinned), on_loading)).models[0]
 
     async def _answer(
-        self, event: type[E], query: MarkedQuery, on_loading: Callable[[LoadState], None] = lambda _: None
+        self, event: type[E], query: BareQuery, on_loading: Callable[[LoadState], None] = lambda _: None
     ) -> E:
         """The answer to the query, which is given an id of its own: an event of this class."""
         id = self._fresh_id()

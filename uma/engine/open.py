@@ -106,7 +106,7 @@ async def open_engine(
 
 async def _give_back_zeros(new: NewPages) -> None:
     """Let a new context take the memory that its conversations will need. Others on this thread have turns between."""
-    for start, end in new.spared():
+    for start, end in new.large_parts():
         give_back_zeros(start, end)
         await trio.lowlevel.checkpoint()
 

@@ -31,7 +31,7 @@ from uma.errors import BadRequest, DecodeFailed
 from uma.grammar_depth import too_deep_gbnf, too_deep_rules
 from uma.json_schema import COMPACT, for_llguidance, problem, subschemas
 from uma.llama import backend
-from uma.llama.grammar_reasons import KEPT_LIMITS, LIMITS, bound_of, in_plain_words, is_of_size
+from uma.llama.grammar_reasons import KEPT_LIMITS, LIMITS, in_plain_words, is_size_limit, limit_message
 from uma.llama.vocab import Vocab
 from uma.types import GRAMMAR_FIELDS, Grammar
 
@@ -169,7 +169,7 @@ class GrammarState:
         self.is_over = self.matcher.is_stopped()
         if self.is_over and self.matcher.is_error():
             reason = self.matcher.get_error()
-            if (bound := bound_of(reason)) is not None:
+            if (bound := limit_message(reason)) is not None:
                 raise BadRequest.at("grammar", f"{bound}")
             raise DecodeFailed(f"the grammar cannot be followed further: {in_plain_words(reason)}")
 
@@ -177,7 +177,7 @@ class GrammarState:
         """Whether the grammar is compiled again. That happens once, when a bound of the automaton is reached: the texts
         of other requests can have used it up.
         """
-        if self._make is not None and is_of_size(self.matcher.get_error()):
+        if self._make is not None and is_size_limit(self.matcher.get_error()):
             self._renewed, self._make = self._make(), None
         return self._renewed is not None
 
@@ -557,7 +557,7 @@ def _behind(before: str, source: str) -> str:
 
 
 def _check_size(matcher: LLMatcher, limits: LLParserLimits) -> None:
-    if limits is KEPT_LIMITS and matcher.is_error() and is_of_size(matcher.get_error()):
+    if limits is KEPT_LIMITS and matcher.is_error() and is_size_limit(matcher.get_error()):
         raise _TooLargeToKeep
 
 

@@ -87,15 +87,15 @@ _SOURCE = "Parser Error: "
 """Prefix of some reasons: the part of llguidance that failed."""
 
 
-def bound_of(reason: str) -> str | None:
+def limit_message(reason: str) -> str | None:
     """Message for the limit that a grammar has reached; None where `reason` is something else."""
     line = reason.strip().removeprefix(_SOURCE)
     return next((words for pattern, words in _BOUNDS if re.search(pattern, line)), None)
 
 
-def is_of_size(reason: str) -> bool:
+def is_size_limit(reason: str) -> bool:
     """Whether that limit is one in which `KEPT_LIMITS` and `LIMITS` differ."""
-    bound = bound_of(reason) or ""
+    bound = limit_message(reason) or ""
     return f"{MAX_STATES:,}" in bound or f"{MAX_SYMBOLS:,}" in bound
 
 
@@ -105,7 +105,7 @@ def in_plain_words(reason: str, *, has_places: bool = True) -> str:
     """
     if match := _REGEX.search(reason):
         return _cut(f"{match[3]} (character {len(match[2]) + 1} of the regular expression)")
-    if (bound := bound_of(reason)) is not None:
+    if (bound := limit_message(reason)) is not None:
         return bound
     line = reason.strip().removeprefix(_SOURCE).partition("\n")[0]
     place = match[0] if (match := _PLACE.match(line)) else ""

@@ -38,7 +38,7 @@ MAX_PARTS = 2**16 - 1
 """Maximum parts of a split model: its header counts them with 16 bits."""
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 # fmt: off
-WHOLE_HEADS = frozenset((
+FULLY_ROTATED = frozenset((
     "apertus", "arcee", "arctic", "baichuan", "chameleon", "codeshell", "cogvlm", "cohere2moe", "dbrx", "deci",
     "deepseek", "dots1", "dream", "ernie4_5", "ernie4_5-moe", "exaone", "exaone-moe", "exaone4", "falcon",
     "gpt-oss", "granite", "granite_swa", "granitemoe", "graniteswitch", "grok", "grovemoe", "hunyuan-dense",
@@ -49,7 +49,7 @@ WHOLE_HEADS = frozenset((
 ))
 """Architectures whose keys and values have heads of one size, which are rotated completely: llama.cpp's graph of each
 asserts `n_embd_head == n_rot`, except for gpt-oss, whose weights have one of these sizes and whose graph the other."""
-EVEN_HEADS = WHOLE_HEADS | frozenset((
+EQUAL_HEADS = FULLY_ROTATED | frozenset((
     "afmoe", "bailingmoe2", "bert", "bitnet", "bloom", "chatglm", "cohere2", "command-r", "eurobert", "glm4",
     "glm4moe", "gpt2", "gptneox", "granitehybrid", "jais", "jina-bert-v2", "jina-bert-v3", "laguna", "maple",
     "minimax-01", "minimax-m2", "minimax-m3", "modern-bert", "mpt", "muse-glimmer", "nanbeige", "nemotron",
@@ -58,7 +58,7 @@ EVEN_HEADS = WHOLE_HEADS | frozenset((
 ))
 """Architectures whose keys and values have heads of one size: `n_embd_head == hparams.n_embd_head_k()`."""
 # fmt: on
-TRIED = EVEN_HEADS | frozenset(("gemma2", "gemma3", "jamba", "lfm2", "mamba", "qwen3next"))
+TRIED = EQUAL_HEADS | frozenset(("gemma2", "gemma3", "jamba", "lfm2", "mamba", "qwen3next"))
 """Architectures of which every figure that the tensors' shapes do not confirm was changed in a test, and no other than
 those checked here ended llama.cpp's process."""
 _FIGURE = re.compile(r"(^|[._])(count|length|size)(_|$)")
@@ -275,7 +275,7 @@ def _contradiction(header: Header) -> str | None:
     if (
         heads
         and values != most
-        and header.architecture in EVEN_HEADS
+        and header.architecture in EQUAL_HEADS
         and "attention.value_length" not in header.by_layer
     ):
         return f"{own}attention.key_length is {most:,}, and {own}attention.value_length is {values:,}"
@@ -283,7 +283,7 @@ def _contradiction(header: Header) -> str | None:
         return f"{own}rope.dimension_count is {rotated:,}, and it can be an even number from 2 to {most:,}"
     if header.architecture == "step35" and rotated % 4:  # some of its layers rotate half of the dimensions
         return f"{own}rope.dimension_count is {rotated:,}, and it can be a multiple of 4"
-    if heads and most and is_said and rotated != most and header.architecture in WHOLE_HEADS:
+    if heads and most and is_said and rotated != most and header.architecture in FULLY_ROTATED:
         return f"{own}rope.dimension_count is {rotated:,}, and it can be {most:,}"
     sections = sum(header.by_layer.get("rope.dimension_sections", ()))
     if heads and most and not 0 <= sections <= most:
@@ -314,7 +314,7 @@ def needs_trial(header: Header) -> bool:
     """
     keys, values = _head_sizes(header)
     has_heads = _figure(header, "nextn_predict_layers") > 0
-    return header.architecture not in TRIED or (keys != values and header.architecture not in EVEN_HEADS) or has_heads
+    return header.architecture not in TRIED or (keys != values and header.architecture not in EQUAL_HEADS) or has_heads
 
 
 def read(path: Path) -> Header:

@@ -44,7 +44,7 @@ class _LastRows(NamedTuple):
     rows: Rows
 
 
-class Guessed(NamedTuple):
+class DraftInput(NamedTuple):
     """A token in the input of a head: the one that the draft follows, or one of the draft."""
 
     seq: int
@@ -113,7 +113,7 @@ class PredictionHeads(Closing):
         own.n_tokens, own.n_outputs = count, 0
         for head in range(self.count):
             for start in starts:
-                self._make_way(int(sequences[start]), int(positions[start]))
+                self._free_position(int(sequences[start]), int(positions[start]))
             if self._decode(head) != DONE:
                 return False
         return True
@@ -151,7 +151,7 @@ class PredictionHeads(Closing):
         row: HiddenRow = last.rows[index]
         return row
 
-    def predict(self, head: int, rows: Sequence[Guessed]) -> int:
+    def predict(self, head: int, rows: Sequence[DraftInput]) -> int:
         """Compute this head's draft. Returns the result of `Context.decode`; if that is not `DONE`, all sequences are
         forgotten.
         """
@@ -159,7 +159,7 @@ class PredictionHeads(Closing):
         for index, row in enumerate(rows):
             self._hidden[index] = row.hidden
             if not index or rows[index - 1].seq != row.seq:
-                self._make_way(row.seq, row.position)
+                self._free_position(row.seq, row.position)
             self._batch.add((row.token,), row.position, row.seq, last_logits=row.is_last)
         return self._decode(head)
 
@@ -180,7 +180,7 @@ class PredictionHeads(Closing):
         if not self.reads_cells:
             self.context.seq_rm(seq, position, -1)
 
-    def _make_way(self, seq: int, position: int) -> None:
+    def _free_position(self, seq: int, position: int) -> None:
         """Remove what is in the way of this position: llama.cpp only accepts tokens right behind a sequence's end, or
         at any position of an empty sequence.
         """

@@ -30,9 +30,9 @@ from uma import posix
 MAPPINGS = Path("/proc/self/maps")
 SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 """Linux's setting: `always`, `madvise` or `never`, the current one in brackets."""
-LEAST_BYTES = 2 * 2**20
+HUGE_PAGE_BYTES = 2 * 2**20
 """Size of a huge page on x86: minimum size of memory that is treated, and unit of zeros that are returned."""
-SPARED_BYTES = 16 * 2**20
+LARGE_BYTES = 16 * 2**20
 """Minimum size of a mapping whose zeros are returned: no other thread of a starting server fills so large a buffer.
 Also the size of a part that is checked at a time, in some 10 ms, so that Trio's thread and the GIL stay available."""
 logger = logging.getLogger("uma.llama")
@@ -60,13 +60,13 @@ class NewPages:
         for start, end in self._new():
             _advise(start, end, "MADV_HUGEPAGE")
 
-    def spared(self) -> Iterator[tuple[int, int]]:
-        """Parts, of at most `SPARED_BYTES`, of large new memory: see `give_back_zeros`."""
+    def large_parts(self) -> Iterator[tuple[int, int]]:
+        """Parts, of at most `LARGE_BYTES`, of large new memory: see `give_back_zeros`."""
         for start, end in self._new():
-            if end - start >= SPARED_BYTES:
-                first = -(-start // LEAST_BYTES) * LEAST_BYTES
-                for at in range(first, end - LEAST_BYTES + 1, SPARED_BYTES):
-                    yield at, min(at + SPARED_BYTES, end)
+            if end - start >= LARGE_BYTES:
+                first = -(-start // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+                for at in range(first, end - HUGE_PAGE_BYTES + 1, LARGE_BYTES):
+                    yield at, min(at + LARGE_BYTES, end)
 
     def _new(self) -> list[tuple[int, int]]:
         """Large memory that is new since the last call. Linux merges new memory with old memory beside it."""
@@ -78,7 +78,7 @@ class NewPages:
                     found.append((at, known_start))
                     at = known_end
             found.append((at, end))
-        found = [(start, end) for start, end in found if end - start >= LEAST_BYTES]
+        found = [(start, end) for start, end in found if end - start >= HUGE_PAGE_BYTES]
         self._known += found
         return found
 
@@ -90,10 +90,10 @@ def give_back_zeros(start: int, end: int) -> None:
     """
     if sys.platform == "win32":
         return
-    starts = range(start, end - LEAST_BYTES + 1, LEAST_BYTES)
+    starts = range(start, end - HUGE_PAGE_BYTES + 1, HUGE_PAGE_BYTES)
     # No Python code between the check of a page and its return: another thread could take the GIL there.
-    differ = map(_LIBC_WITH_GIL.memcmp, starts, repeat(bytes(LEAST_BYTES)), repeat(LEAST_BYTES))
-    sizes = map({0: LEAST_BYTES}.get, differ, repeat(0))
+    differ = map(_LIBC_WITH_GIL.memcmp, starts, repeat(bytes(HUGE_PAGE_BYTES)), repeat(HUGE_PAGE_BYTES))
+    sizes = map({0: HUGE_PAGE_BYTES}.get, differ, repeat(0))
     deque(map(_LIBC_WITH_GIL.madvise, starts, sizes, repeat(mmap.MADV_DONTNEED)), maxlen=0)
 
 
@@ -116,7 +116,7 @@ def _private_mappings() -> Iterator[tuple[int, int]]:
         # 7f316eb35000-7f3175409000 rw-p 00000000 00:00 0 [and, if it has one, a name or a file's path]
         where, may, _, _, _, *name = line.split(maxsplit=5)
         start, end = (int(word, 16) for word in where.split("-"))
-        if may == "rw-p" and (not name or name[0].startswith("[anon")) and end - start >= LEAST_BYTES:
+        if may == "rw-p" and (not name or name[0].startswith("[anon")) and end - start >= HUGE_PAGE_BYTES:
             yield start, end
 
 

@@ -41,14 +41,14 @@ Embedding = npt.NDArray[np.float32]
 
 MARKER_BYTES = 16
 """Length of the random part of a marker, so that users cannot write the text that stands for a picture."""
-CUT_NODES = 4
+BREAK_NODES = 4
 """Nodes of a projector's graph that are computed without a break: on few cores a large matrix product takes a fraction
 of a second, and all other nodes nearly nothing."""
 MROPE_POSITIONS = 4
 """Numbers in a token's position, with M-RoPE."""
-ALIGNED, BLOCK = "deepseek4v", 4
+ALIGNED_KIND, BLOCK = "deepseek4v", 4
 """Kind of projector whose pictures are aligned to blocks of tokens, with padding before them."""
-COUNTED = "hunyuanvl"
+COUNTING_KIND = "hunyuanvl"
 """Kind of projector with a fourth number in positions: how many of the prompt's pictures come before."""
 IDENTITY_BYTES = 2**20
 """Bytes at the beginning and the end of a projector's file that identify it."""
@@ -138,7 +138,7 @@ class Projector(Closing):
         them."""
         self._between: Callable[[], bool] = _go_on
         self._nodes, self._is_whole = 0, True
-        self._callback = ggml_backend_sched_eval_callback(self._has_come_to)
+        self._callback = ggml_backend_sched_eval_callback(self._on_node)
         if self.is_cut:
             params.cb_eval = self._callback
         params.warmup = True  # allocates compute buffers before a context takes the free memory; computes nothing
@@ -162,8 +162,8 @@ class Projector(Closing):
         """Whether positions consist of several numbers (M-RoPE), so that many tokens of a picture share the first."""
         figures = header.read(path).metadata
         kinds = {figures.get(f"clip.{of}projector_type") for of in ("vision.", "")}
-        self._counts_pictures = COUNTED in kinds
-        self.block = BLOCK if ALIGNED in kinds else 1
+        self._counts_pictures = COUNTING_KIND in kinds
+        self.block = BLOCK if ALIGNED_KIND in kinds else 1
         """Size of the blocks that pictures are aligned to."""
 
     @property
@@ -198,7 +198,7 @@ class Projector(Closing):
         Raises `BadRequest`, also where the embedding is not finite, because that would spoil the answers of all
         sequences that share the KV.
 
-        If it `is_cut`, `between` is called after every `CUT_NODES` nodes, in this thread, and can compute something
+        If it `is_cut`, `between` is called after every `BREAK_NODES` nodes, in this thread, and can compute something
         else. It must not raise. Once it returns False, the rest is skipped. Returns whether the picture is encoded.
         """
         self._between, self._nodes, self._is_whole = between or _go_on, 0, True
@@ -219,13 +219,13 @@ class Projector(Closing):
         picture.forget_pixels()
         return True
 
-    def _has_come_to(self, _node: int, is_asked: bool, _data: int) -> bool:
+    def _on_node(self, _node: int, is_asked: bool, _data: int) -> bool:
         """Callback of llama.cpp, which asks for each node whether to make a break behind it, and in a break whether to
         go on.
         """
         if is_asked:
             self._nodes += 1
-            return self._nodes % CUT_NODES == 0
+            return self._nodes % BREAK_NODES == 0
         self._is_whole = self._is_whole and self._between()
         return self._is_whole
 

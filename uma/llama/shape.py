@@ -101,7 +101,7 @@ class Shape:
     def of(cls, parts: list[Header]) -> Shape:
         """Shape of a model of these parts, by its headers."""
         first, figures = parts[0], _Figures(parts[0])
-        kept, heads = _Kept.of(parts, figures), _prediction_heads(parts)
+        kept, heads = _LayerTotals.of(parts, figures), _prediction_heads(parts)
         predicting = range(first.n_layers, first.n_layers + heads)
         has_windows = first.architecture in WINDOW_PERIODS or "attention.sliding_window_pattern" in first.by_layer
         window_tokens = figures.number("attention.sliding_window") if has_windows else 0
@@ -159,7 +159,7 @@ class Shape:
 
 
 @attrs.define
-class _Kept:
+class _LayerTotals:
     """Number of recurrent layers, and elements of a token that the other layers keep."""
 
     states: int = 0
@@ -169,7 +169,7 @@ class _Kept:
     window_values: int = 0
 
     @classmethod
-    def of(cls, parts: Iterable[Header], figures: _Figures) -> _Kept:
+    def of(cls, parts: Iterable[Header], figures: _Figures) -> _LayerTotals:
         kept, tensors = cls(), dict[str, list[str]]()
         for name in (name for part in parts for name in part.tensor_bytes if LAYER_TENSOR.match(name)):
             _, layer_number, own_name = name.split(".", 2)

@@ -23,10 +23,10 @@ from uma.types import FillIn
 BLOCK = 4000
 """Half of the maximum length (characters) of a word, for pre-tokenizers of llama.cpp that recurse; see `_cuts`."""
 
-STRETCH = 16_384
+MIN_PIECE_CHARS = 16_384
 """Minimum length (characters) between two cuts of a text at its special tokens; see `Vocab._special_cuts`."""
 
-SKIPPED = 64
+SKIPPED_CHARS = 64
 """Characters skipped after a place that is not a cut: a check takes microseconds."""
 
 MAX_UNUSED_TOKENS = 128
@@ -180,7 +180,7 @@ class Vocab:
         without the GIL, so long texts belong in a thread. Raises `BadRequest` for a lone surrogate.
         """
         cuts = set(_cuts(text) if self._recurses and len(text) > 2 * BLOCK else ())
-        if len(text) > 2 * STRETCH:
+        if len(text) > 2 * MIN_PIECE_CHARS:
             cuts.update(self._special_cuts(text, parse_special))
         if not cuts:
             return self._tokenize(text, add_special, parse_special)
@@ -191,7 +191,7 @@ class Vocab:
         return np.concatenate([around[:n_before], *inner, around[n_before:]])
 
     def _special_cuts(self, text: str, parse_special: bool) -> Iterator[int]:
-        """Places of special tokens, at least `STRETCH` apart, at which a text can be cut and tokenized in pieces.
+        """Places of special tokens at which a text can be cut, at least `MIN_PIECE_CHARS` apart.
 
         llama.cpp takes time quadratic in the number of special tokens of a text: a megabyte of them took minutes of a
         thread that other requests wait for.
@@ -203,7 +203,7 @@ class Vocab:
         begins = {spelling for spelling, attributes in special.items() if not attributes & unread}
         if not begins:
             return
-        heads, at = re.compile("|".join({re.escape(spelling[:2]) for spelling in begins})), STRETCH
+        heads, at = re.compile("|".join({re.escape(spelling[:2]) for spelling in begins})), MIN_PIECE_CHARS
         while (head := heads.search(text, at)) is not None:
             place = head.start()
             before = range(max(0, place - lengths[-1] + 1), place)
@@ -214,7 +214,7 @@ class Vocab:
             )
             if is_cut:
                 yield place
-            at = place + (STRETCH if is_cut else SKIPPED)
+            at = place + (MIN_PIECE_CHARS if is_cut else SKIPPED_CHARS)
 
     @cached_property
     def _special(self) -> dict[str, int]:

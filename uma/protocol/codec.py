@@ -110,7 +110,7 @@ def message_of(
     return message
 
 
-def marks_of(fields: Mapping[str, Any]) -> tuple[str | None, dict[str, Any] | None]:
+def id_and_metadata_of(fields: Mapping[str, Any]) -> tuple[str | None, dict[str, Any] | None]:
     """Id and metadata of a refused message, for its error; None for what is invalid."""
     id, metadata = fields.get("id"), fields.get("metadata")
     return (

@@ -110,7 +110,7 @@ class EndThinking:
 
 
 @attrs.frozen(kw_only=True)
-class Marked:
+class QueryFields:
     """Common fields of queries that contain no request, and of their answers."""
 
     id: Id | None = None
@@ -119,12 +119,12 @@ class Marked:
 
 
 @attrs.frozen
-class MetricsQuery(Marked):
+class MetricsQuery(QueryFields):
     """Query for a snapshot of the metrics: `{"type": "metrics"}`."""
 
 
 @attrs.frozen
-class ActivityQuery(Marked):
+class ActivityQuery(QueryFields):
     """Query for the running requests: `{"type": "activity"}`."""
 
     request: Annotated[str, Length(0, 128)] = ""
@@ -132,7 +132,7 @@ class ActivityQuery(Marked):
 
 
 @attrs.frozen
-class ExplainQuery(Marked):
+class ExplainQuery(QueryFields):
     """Query for where the time of a request went: `{"type": "explain", "request": …}`."""
 
     request: Annotated[str, Length(0, 128)] = ""
@@ -141,7 +141,7 @@ class ExplainQuery(Marked):
 
 
 @attrs.frozen
-class TraceQuery(Marked):
+class TraceQuery(QueryFields):
     """Query for a trace of the next seconds: `{"type": "trace", "seconds": …}`.
 
     For the user that the server runs as, and root.
@@ -151,7 +151,7 @@ class TraceQuery(Marked):
 
 
 @attrs.frozen
-class EndQuery(Marked):
+class EndQuery(QueryFields):
     """Command to end a running request of any session: `{"type": "end", "number": …}`.
 
     For the user that the server runs as, and root.
@@ -162,7 +162,7 @@ class EndQuery(Marked):
 
 
 @attrs.frozen
-class PauseQuery(Marked):
+class PauseQuery(QueryFields):
     """Command to pause all computation: `{"type": "pause", "seconds": …}`. Answered by a `health` event.
 
     For the user that the server runs as, and root.
@@ -173,7 +173,7 @@ class PauseQuery(Marked):
 
 
 @attrs.frozen
-class ModelsQuery(Marked):
+class ModelsQuery(QueryFields):
     """Query for the list of models, of a server that has several: `{"type": "models"}`."""
 
     reload: bool = False
@@ -181,7 +181,7 @@ class ModelsQuery(Marked):
 
 
 @attrs.frozen
-class LoadQuery(Marked):
+class LoadQuery(QueryFields):
     """Command to load a model, of a server that has several: `{"type": "load", "model": …}`. Answered once it is
     loaded.
     """
@@ -194,7 +194,7 @@ class LoadQuery(Marked):
 
 
 @attrs.frozen
-class UnloadQuery(Marked):
+class UnloadQuery(QueryFields):
     """Command to unload a model once its requests have ended: `{"type": "unload", "model": …}`. Answered at once.
 
     For the user that the server runs as, and root.
@@ -205,7 +205,7 @@ class UnloadQuery(Marked):
 
 
 @attrs.frozen
-class PinQuery(Marked):
+class PinQuery(QueryFields):
     """Command to load a model and keep it loaded, whatever needs its memory: `{"type": "pin", "model": …}`.
 
     For the user that the server runs as, and root.
@@ -218,7 +218,7 @@ class PinQuery(Marked):
 
 
 @attrs.frozen
-class HealthQuery(Marked):
+class HealthQuery(QueryFields):
     """Query whether generation works: `{"type": "health"}`."""
 
     probe: bool = True
@@ -269,11 +269,9 @@ WholeQuery = EmbedQuery | RerankQuery | DecideQuery
 
 ModelQuery = ModelsQuery | LoadQuery | UnloadQuery | PinQuery
 """Queries for a server that has several models."""
-MarkedQuery = (
-    MetricsQuery | ActivityQuery | ExplainQuery | TraceQuery | EndQuery | PauseQuery | ModelQuery | HealthQuery
-)
+BareQuery = MetricsQuery | ActivityQuery | ExplainQuery | TraceQuery | EndQuery | PauseQuery | ModelQuery | HealthQuery
 """Queries that contain no request."""
-PlainQuery = MarkedQuery | TokenizeQuery
+PlainQuery = BareQuery | TokenizeQuery
 """Queries that a client cannot cancel."""
 Query = PlainQuery | WholeQuery
 """All messages that ask for one answer: all but generations."""
@@ -283,7 +281,7 @@ ClientMessage = Hello | Generate | Cancel | EndThinking | Query
 # Events of a server. An event that carries a class of `uma.types` extends it by fields that only the wire has.
 
 
-def told_as(event: type[E], what: Any, **more: Any) -> E:
+def wire_event(event: type[E], what: Any, **more: Any) -> E:
     """The `event` that carries `what`, an object of the class that `event` extends, with `more` fields."""
     return event(**{field.name: getattr(what, field.name) for field in attrs.fields(type(what))} | more)
 
@@ -398,7 +396,7 @@ class ErrorEvent:
 
 
 @attrs.frozen
-class MetricsEvent(Marked):
+class MetricsEvent(QueryFields):
     """A snapshot of the metrics. Flat on the wire: its fields stand beside `event`."""
 
     snapshot: Mapping[str, Any]
@@ -413,14 +411,14 @@ class ActivityEvent(Activity):
 
 
 @attrs.frozen
-class ExplainEvent(Marked):
+class ExplainEvent(QueryFields):
     """The answer to `ExplainQuery`."""
 
     request: Explained
 
 
 @attrs.frozen
-class TraceEvent(Marked):
+class TraceEvent(QueryFields):
     """The answer to `TraceQuery`, at the end of the traced time."""
 
     trace: str
@@ -428,7 +426,7 @@ class TraceEvent(Marked):
 
 
 @attrs.frozen
-class EndEvent(Marked):
+class EndEvent(QueryFields):
     """The answer to `EndQuery`."""
 
     ended: bool
@@ -436,7 +434,7 @@ class EndEvent(Marked):
 
 
 @attrs.frozen
-class ModelsEvent(Marked):
+class ModelsEvent(QueryFields):
     """The answer to `ModelsQuery`; with a single model the answer to the other model queries."""
 
     models: tuple[ListedModel, ...]

@@ -65,7 +65,7 @@ from uma.protocol.codec import (
     encode_message,
     encode_token,
     fragment,
-    marks_of,
+    id_and_metadata_of,
     message_of,
     parse_event,
     read_object,
@@ -101,7 +101,7 @@ from uma.protocol.messages import (
     ToolCallEvent,
     WholeQuery,
     WrongField,
-    told_as,
+    wire_event,
 )
 from uma.protocol.states import (
     AFTER_ERROR,
@@ -227,7 +227,7 @@ class ServerSession:
                 version=self.version,
             )
         except UmaError as error:
-            return Unparsed(error, *marks_of(fields))
+            return Unparsed(error, *id_and_metadata_of(fields))
 
     def admit(self, parsed: Parsed) -> Incoming | None:
         """Act on the result of `parse`, in the order of the payloads. Never raises.
@@ -241,7 +241,7 @@ class ServerSession:
         try:
             return parsed if self._admit(parsed) else None
         except UmaError as error:
-            return self._refuse(error, *_marks_of(parsed))
+            return self._refuse(error, *_id_and_metadata(parsed))
 
     def _admit(self, message: ClientMessage) -> bool:
         """Whether there is something to act on. Raises the error that refuses the message."""
@@ -321,8 +321,8 @@ class ServerSession:
             raise _not_running(event.id)
         if type(event) is Token:
             return encode_token(event, exchange.fragment)
-        if (told := _TOLD_AS.get(type(event))) is not None:
-            return encode_event(told_as(told, event, metadata=exchange.metadata))
+        if (told := _WIRE_EVENTS.get(type(event))) is not None:
+            return encode_event(wire_event(told, event, metadata=exchange.metadata))
         assert isinstance(event, Finished)
         data = written or self.eos(event)
         self._end(event.id, keep_alive=exchange.keep_alive)
@@ -333,7 +333,7 @@ class ServerSession:
         if (exchange := self._running.get(event.id)) is None:
             raise _not_running(event.id)
         warnings = (*exchange.warnings, *event.warnings)
-        return encode_event(told_as(EosEvent, event, metadata=exchange.metadata, warnings=warnings), self.version)
+        return encode_event(wire_event(EosEvent, event, metadata=exchange.metadata, warnings=warnings), self.version)
 
     def answer_embed(self, query: EmbedQuery, embeddings: Embeddings, written: orjson.Fragment) -> bytes:
         """See `answer`. `written` comes from `written_embeddings`, in another thread where there are many numbers."""
@@ -529,13 +529,13 @@ _Requesting = Generate | TokenizeQuery | EmbedQuery | RerankQuery | DecideQuery
 """Messages whose id is the id of the request in them."""
 _LastEvent = EosEvent | ErrorEvent | QueryAnswer
 """Events that end the request or query of their id."""
-_TOLD_AS: Mapping[type, type[ServerEvent]] = MappingProxyType(
+_WIRE_EVENTS: Mapping[type, type[ServerEvent]] = MappingProxyType(
     {Prompt: PromptEvent, ReasoningDelta: ReasoningEvent, ToolCallDelta: ToolCallEvent}
 )
 """Wire event for each event of a generation."""
 
 
-def _marks_of(message: ClientMessage) -> tuple[str | None, dict[str, Any] | None]:
+def _id_and_metadata(message: ClientMessage) -> tuple[str | None, dict[str, Any] | None]:
     """Id and metadata that an error about `message` carries."""
     if isinstance(message, Hello):
         return None, None
@@ -575,7 +575,7 @@ def _answer_to(query: Query, result: Any) -> ServerEvent:
     cls = HealthEvent if isinstance(query, PauseQuery) else EVENTS[name_of(type(query))]
     own = {"metadata": query.request.metadata} if isinstance(query, WholeQuery) else {"id": query.id}
     marks: dict[str, Any] = {"warnings": query.warnings, **own}
-    event: ServerEvent = told_as(cls, result, **marks) if issubclass(cls, type(result)) else cls(result, **marks)
+    event: ServerEvent = wire_event(cls, result, **marks) if issubclass(cls, type(result)) else cls(result, **marks)
     return event
 
 

@@ -48,7 +48,7 @@ from uma.protocol.messages import (
     TraceQuery,
     UnloadQuery,
     WholeQuery,
-    told_as,
+    wire_event,
 )
 from uma.protocol.session import Incoming, Parsed, Refused, ServerSession
 from uma.protocol.versions import negotiate
@@ -180,7 +180,7 @@ class JsonConnection(Connection):
     async def _tell_health(self, payload: bytes, query: HealthQuery) -> None:
         if self._waits:  # it is no part of the session that begins with what waits
             health = await self.server.health(probe=False)
-            await self.say(encode_event(told_as(HealthEvent, health, id=query.id, warnings=query.warnings)))
+            await self.say(encode_event(wire_event(HealthEvent, health, id=query.id, warnings=query.warnings)))
             await trio.lowlevel.checkpoint()
         else:
             await self._take_in(payload)

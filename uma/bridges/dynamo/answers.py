@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 
 from uma.bridges.dynamo.host import DynamoJob, EngineHost
-from uma.bridges.dynamo.mapping import asked, chunks_for, end_of_what_is_left
+from uma.bridges.dynamo.mapping import asked, chunks_for, end_without_tokens
 from uma.contracts.request import is_health_check
 from uma.errors import ContractViolation, InternalError
 from uma.net.logfmt import log
@@ -46,7 +46,7 @@ class DynamoAnswers:
         if is_health_check(fields):
             yield await self._probe()
             return
-        if (end := end_of_what_is_left(fields)) is not None:
+        if (end := end_without_tokens(fields)) is not None:
             yield end
             return
         engine = self._host.engine

@@ -93,7 +93,7 @@ def asked(fields: Mapping[str, Any], info: ServerInfo, id: str, bos: int | None)
     return MappedRequest(request, len(wanted.token_ids), int(adds), ignored)
 
 
-def end_of_what_is_left(fields: Mapping[str, Any]) -> dict[str, Any] | None:
+def end_without_tokens(fields: Mapping[str, Any]) -> dict[str, Any] | None:
     """The only chunk of a migrated request that has no tokens left to generate; None where some are left.
 
     The frontend subtracts the tokens that it has received from `max_tokens`, and a worker can die between its last
@@ -256,7 +256,7 @@ class Chunks:
     asked: MappedRequest
     _checker: OutputChecker
     _follower: TokenFollower = attrs.field(factory=TokenFollower, init=False)
-    _unsaid: list[Token] = attrs.field(factory=list, init=False)
+    _incomplete: list[Token] = attrs.field(factory=list, init=False)
     """Tokens part of whose text the engine still holds."""
     _prompt: Prompt | None = attrs.field(default=None, init=False)
 
@@ -270,14 +270,14 @@ class Chunks:
                 continue
             if isinstance(event, Token):
                 for cleaned in self._follower.take(event):
-                    self._unsaid.append(cleaned)
+                    self._incomplete.append(cleaned)
                     if not cleaned.holds:
-                        tokens += self._unsaid
-                        self._unsaid.clear()
+                        tokens += self._incomplete
+                        self._incomplete.clear()
                 continue
             token, rest = self._follower.finish(event.usage.completion_tokens)
-            tokens += self._unsaid if token is None else [*self._unsaid, token]
-            self._unsaid.clear()
+            tokens += self._incomplete if token is None else [*self._incomplete, token]
+            self._incomplete.clear()
             if tokens:
                 chunks.append(_output(tokens))
                 tokens = []

@@ -97,7 +97,7 @@ class RustInferEngine:
         while True:
             to, message = await self.socket.receive()
             # The next connection can reuse a descriptor: process ended connections before counting a request for it.
-            self._bury()
+            self._cancel_disconnected()
             self._take(to, message, nursery)
 
     # In
@@ -140,9 +140,9 @@ class RustInferEngine:
         """Cancel the requests of peers that have disconnected."""
         while True:
             await self.socket.something_ended()
-            self._bury()
+            self._cancel_disconnected()
 
-    def _bury(self) -> None:
+    def _cancel_disconnected(self) -> None:
         for connection in self.socket.ended_connections():
             for key in self._connections.pop(connection, ()):
                 self._running[key].cancel()

@@ -16,7 +16,7 @@ import attrs
 from uma.engine.worker.drafts.drafter import Calibration, Guess
 from uma.engine.worker.drafts.guessing import GuessedText, GuessingDrafter, GuessInProgress
 from uma.engine.worker.sequence import Sequence
-from uma.llama.heads import Guessed, HiddenRow, PredictionHeads
+from uma.llama.heads import DraftInput, HiddenRow, PredictionHeads
 from uma.metrics import EngineMetrics
 
 
@@ -81,12 +81,12 @@ class HeadDrafter(GuessingDrafter[_HeadText]):
 
         return self._choose_all(drafts, partial(self._heads.predict, head, rows), keep)
 
-    def _rows(self, draft: _Draft, first: int) -> list[Guessed]:
+    def _rows(self, draft: _Draft, first: int) -> list[DraftInput]:
         """Input of a step: the row's last token and the guessed ones behind it, from the token `first` on."""
         sequence, text = draft.sequence, draft.text
         begins, step = sequence.next_position, 0 if self._heads.reads_cells else 1
         return [
-            Guessed(sequence.slot.seq_id, token, begins + at * step, text.hidden[at], is_last=at == draft.ahead)
+            DraftInput(sequence.slot.seq_id, token, begins + at * step, text.hidden[at], is_last=at == draft.ahead)
             for at, token in enumerate((sequence.tokens[-1], *text.guess))
             if at >= first
         ]
