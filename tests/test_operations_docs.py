@@ -14,8 +14,10 @@ from pathlib import Path
 
 import attrs
 import pytest
+import yaml
+from http_server import new_key, running_http
 
-from harness import PATIENCE_SEC, running_server
+from harness import PATIENCE_SEC, running_server, short_directory
 from uma.cli.options import load_settings
 from uma.cli.parser import build_parser
 from uma.config import RuntimeConfig
@@ -121,6 +123,23 @@ def test_the_proxy_of_the_page_takes_what_the_server_takes_by_the_name_that_it_k
     (body_mb, file_mb) = map(int, re.findall(r"client_max_body_size (\d+)m; .* (\d+)m for the files", team)[0])
     assert body_mb * 2**20 >= RuntimeConfig().frame_bytes(takes_media=True)
     assert file_mb * 2**20 >= MAX_FILE_BYTES
+
+
+def test_the_probes_shown_are_answered_without_a_key_and_the_grace_is_longer_than_a_drain(
+    tmp_path: Path, tiny: Path
+) -> None:
+    (text,) = re.findall(r"```yaml\n(terminationGrace.*?)```", (DOCS / "operations.md").read_text(), re.DOTALL)
+    pod = yaml.safe_load(text)
+    assert pod["terminationGracePeriodSeconds"] > RuntimeConfig().drain_timeout_sec + 2
+    probes = [probe["httpGet"] for name, probe in pod["containers"][0].items() if name.endswith("Probe")]
+    assert len(probes) == 3
+    new_key("ada", keys := tmp_path / "keys.toml")
+    with (
+        short_directory() as directory,
+        running_http(directory, "--model", str(tiny), "--http-keys", str(keys)) as server,
+    ):
+        for probe in probes:  # by the pod's address, as the kubelet asks
+            assert server.ask("GET", probe["path"], host=f"10.1.2.3:{probe['port']}").status == 200
 
 
 def test_the_unit_starts_a_server_that_the_page_tells_of() -> None:
