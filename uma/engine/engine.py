@@ -1,8 +1,8 @@
-"""The engine as Trio sees it: one model, one decode thread, any number of requests.
+"""The engine on Trio's side: one model, one decode thread, any number of requests.
 
-The facade: a request is checked and tokenized (`intake`), becomes a `Sequence` (`submission`), and goes to the decode
-thread (`worker`); its events come back through the mailbox into its own stream (`delivery`). Everything here belongs to
-the Trio thread that opened the engine.
+This is the facade: a request is checked and tokenized (`intake`), becomes a `Sequence` (`submission`), and goes to the
+decode thread (`worker`); its events come back through the mailbox into its own stream (`delivery`). Everything here
+belongs to the Trio thread that opened the engine.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ from uma.types import (
 )
 
 PROBE_TIMEOUT_SEC = 10.0
-"""An engine that generates no token within this time reports `stalled`."""
+"""Time (s) without a generated token after which a probed engine reports `stalled`."""
 
 
 class Engine:
@@ -111,9 +111,9 @@ class Engine:
         self._metrics.cache.total_capacity = context.n_ctx
         self._is_draining = False
         self._fault: BaseException | None = None
-        """What has ended the engine."""
+        """Exception that has ended the engine."""
         self._pool = _make_pool(config, context, ledger.cache_bytes, None if disk is None else self._write_soon)
-        # Behind all that can raise: its file descriptors would stay open.
+        # Last of what can raise: nothing would close its file descriptors.
         self.mailbox = Mailbox()
         scheduler = Scheduler(_targets(config, context))
         self._max_active = max_active = sizing.max_active(context, config)
@@ -143,7 +143,7 @@ class Engine:
         self._constraints = Constraints(context.model.vocab, grammars, sizing.grammars_at_once(context.params))
         self._embeddings = EmbedService(config, context, ledger, self._prompts, self.worker, self._metrics)
         self._probe: Reply[bool] | None = None
-        """The last health probe: one is on its way at a time, however many tasks ask."""
+        """Last health probe: at most one is in progress, however many tasks ask."""
         self._gate = Gate(
             config,
             self._requests.open,
@@ -191,7 +191,7 @@ class Engine:
                 cut, request, prompt = await self._prompt(sent, spent)
                 asked, tokens, pictures, ends = cut.request, prompt.tokens, prompt.pictures, prompt.message_ends
                 check_beginning(tokens, adapters)
-                if pictures:  # nothing that waits keeps their files
+                if pictures:  # requests that wait do not keep their files in memory
                     sent = sent.with_media(())
                 spent.on("prepare")
                 self._prompts.check_fits(len(tokens))
@@ -211,7 +211,7 @@ class Engine:
                 if is_checkpointed:
                     ends = await self._prompts.message_ends(request, tokens)
                 spent.on("prepare")
-                # Other requests came meanwhile. From here on nothing awaits, so what is checked holds.
+                # Other requests have come meanwhile. Nothing awaits from here on, so these checks stay true.
                 self._check_open()
                 self._gate.check_queue(request.priority)
                 self._gate.check_deadline(request, len(tokens))
@@ -219,7 +219,7 @@ class Engine:
         except (UmaError, trio.Cancelled) as why:
             self._note_unqueued(request, spent, why)
             raise
-        # For the parser, a copy: the decode thread appends what it generates to `tokens`.
+        # A copy for the parser: the decode thread appends generated tokens to `tokens`.
         parsed = tokens[:] if self._chat.is_parsed(asked) else None
         left_out, of_cut = cut.told()
         warnings = (*of_cut, *self._chat.warnings(asked), *relaxed.warnings)
@@ -251,7 +251,7 @@ class Engine:
             stream.abandon()
 
     def _note_unqueued(self, request: Request, spent: Preparing, why: UmaError | trio.Cancelled) -> None:
-        """A request was refused, or its reader has left, before it was queued."""
+        """Count a request that was refused, or whose reader left, before it was queued."""
         if isinstance(why, UmaError):
             self._metrics.requests_rejected += 1
             self._metrics.requests_overloaded += isinstance(why, Overloaded)
@@ -260,9 +260,7 @@ class Engine:
         self._requests.refused(request, spent.so_far_ms, why.code if isinstance(why, UmaError) else "")
 
     async def _prompt(self, sent: Request, spent: Preparing) -> tuple[Cut, Request, PicturePrompt]:
-        """What is asked of what was sent, without the turns that do not fit; what the template is given of that; the
-        prompt.
-        """
+        """The request without turns that do not fit, the same as its template can render it, and its prompt."""
         request = await self._prompts.rewritten(self._chat.prepared, sent)
         self._gate.check_queue(request.priority)
         prompt = await self._read(request, sent)
@@ -279,7 +277,7 @@ class Engine:
         return cut, request, prompt
 
     async def _read(self, request: Request, asked: Request) -> PicturePrompt:
-        """The prompt of a request; `request` is what the template is given of what was asked."""
+        """The prompt of a request; `request` is `asked` as its template can render it."""
         first = len(request.messages or ()) - len(asked.messages or ())
         if not any(request.placed_media()):
             return PicturePrompt(await self._prompts.read(request, must_fit=asked.truncation == "off"))
@@ -288,7 +286,7 @@ class Engine:
         return await self._prompts.read_pictures(partial(self._pictures.read, first=first), request)
 
     async def _with_files(self, request: Request, first: int = 0) -> Request:
-        """The request with files instead of URLs. Raises `BadRequest` where it names what it cannot have."""
+        """The request with files in place of URLs. Raises `BadRequest` for files that it must not name."""
         if self._pictures is None:
             place, _ = next(request.placed_media(first))
             raise BadRequest.at(
@@ -309,7 +307,7 @@ class Engine:
     async def _grammar(
         self, request: Request, tokens: array[int]
     ) -> tuple[RelaxedRequest, GrammarState | None, list[int]]:
-        """The grammar's beginning and what it forces there; and the request whose tools it keeps to."""
+        """Relaxed tools, initial state of the grammar, and the tokens that it forces there."""
         relaxed = self._chat.known_relaxed(request)
         try:
             return (relaxed, *await self._compiled(relaxed.request, tokens))
@@ -369,7 +367,7 @@ class Engine:
             return await self._prompts.read_rendered(text)
 
     async def health(self, *, probe: bool = True) -> Health:
-        """See `types.Source.health`. Tasks that ask at once share one probe; without an answer: `stalled`."""
+        """See `types.Source.health`. Concurrent probes share one; without an answer in time the status is `stalled`."""
         if not probe or self._is_draining:
             return Health(self.status, 0.0, 0, paused_sec=self.worker.paused_sec)
         began, asked = now_ms(), self._probe
@@ -402,14 +400,14 @@ class Engine:
         return explained(account, self._running, now_ms(), self._max_active, self._context.model.vocab.piece)
 
     async def record(self, seconds: float) -> Recorder:
-        """What the engine's threads do within so many seconds, from now on. Raises as `recording`."""
+        """Record what the engine's threads do for `seconds`. Raises as `recording`."""
         with self.recording() as recorder:
             await trio.sleep(seconds)
         return recorder
 
     @contextmanager
     def recording(self) -> Iterator[Recorder]:
-        """A block that every thread of the engine records (`recorder`). Raises `BadRequest` where another runs."""
+        """Record every thread of the engine in this block. Raises `BadRequest` if a trace is being recorded already."""
         if self.mailbox.recorder is not None:
             raise BadRequest.at("type", "a trace is on already; wait for its end")
         recorder = Recorder()
@@ -432,7 +430,7 @@ class Engine:
         return [sequence for sequence in self._requests.open if sequence.status is not Status.ENDED]
 
     def on_request_over(self, listener: Callable[[Over], None]) -> None:
-        """Call `listener` with each request that comes from now on once it is over, on the Trio thread."""
+        """Call `listener` on the Trio thread with each request that ends from now on."""
         self._requests.on_over.append(listener)
 
     @property
@@ -441,21 +439,21 @@ class Engine:
         return self._context.model.vocab
 
     def on_embedded(self, listener: Callable[[Embedded], None]) -> None:
-        """Call `listener` at the end of each request for embeddings, or for a ranking."""
+        """Call `listener` with each request for embeddings or a ranking that ends from now on."""
         self._embeddings.on_over = listener
 
     async def pause(self, seconds: float) -> None:
-        """Compute nothing for so long from now on, or with 0 go on: what runs stands still, and what comes waits."""
+        """Compute nothing for `seconds` from now on; 0: go on. Running requests stand still, and new ones wait."""
         self.worker.pause(seconds)
 
     def yield_memory(self) -> None:
-        """Drop half of the prefixes that are kept in host memory, for other programs."""
+        """Drop half of the prefixes in host memory, for other programs."""
         self.worker.yield_memory()
 
     async def end_request(self, number: int) -> bool:
-        """End the request of this `RunningRequest.number`, with all of its answers; its reader gets `Ended`.
+        """End the request with this `RunningRequest.number`, with all its answers; its reader gets `Ended`.
 
-        Whether there was one.
+        Returns whether there was one.
         """
         found = next((sequence for sequence in self._requests.open if sequence.key == number), None)
         if found is None or found.status is Status.ENDED:
@@ -464,27 +462,27 @@ class Engine:
         return True
 
     def streams_of(self, user: int) -> dict[str, RequestStream | AnswerPort]:
-        """What runs or waits of this user's requests that came over a Unix socket, by their ids: to be ended."""
+        """Streams of this user's open requests that came over a Unix socket, by request id, to be ended."""
         return {sequence.request.id: sequence.stream for sequence in self._requests.open if sequence.user == user}
 
     def snapshot(self) -> dict[str, Any]:
-        """The metrics of now, without waiting for anything."""
+        """The metrics now, without waiting for anything."""
         self.worker.read_gauges()
         if self.disk is not None:
             self._metrics.cache.disk_drops = self.disk.dropped
         return self._metrics.snapshot()
 
     def listen_to_kv(self, listener: KvListener) -> None:
-        """Call `listener` with every prefix that can be reused here, those of now first. See `kv.events`."""
+        """Call `listener` with every prefix that can be reused here, the present ones first. See `kv.events`."""
         self.worker.listen(listener)
 
     def kv_events(
         self, block_size: int = DEFAULT_BLOCK_SIZE, algorithm: Algorithm = "xxh3", *, skip: int = 0
     ) -> KvFeed:
-        """The prefixes that can be reused here as blocks of `block_size` tokens: those of now, and every change.
+        """Prefixes that can be reused here, as blocks of `block_size` tokens: the present ones, and every change.
 
-        The first `skip` tokens of each sequence count for no block. Each call makes a feed of its own, which lasts as
-        long as the engine: keep it, and ask it for `changes`.
+        The first `skip` tokens of each sequence are in no block. Each call makes a new feed, which lasts as long as the
+        engine: keep it, and ask it for `changes`.
         """
         feed = KvFeed(self.mailbox.call)
         self.listen_to_kv(BlockLedger(block_size, algorithm, feed.post, skip=skip))
@@ -494,7 +492,7 @@ class Engine:
     def inspect_kv(self, look: Callable[[Iterable[array[int]]], None]) -> None:
         """Call `look`, on the decode thread between two batches, with the tokens of all that cells and memory hold.
 
-        A function that a feed is posted there is called when the log stands at this very moment.
+        A function posted to a feed within that call is run when the feed's log has reached exactly this moment.
         """
         self.worker.commands.call(lambda: look(self._pool.held()))
 
@@ -506,12 +504,12 @@ class Engine:
         return "draining" if self._is_draining else "ok"
 
     def begin_drain(self) -> None:
-        """Take no more requests; those running go on, also where they are paused."""
+        """Accept no more requests; running ones go on, also if the engine is paused."""
         self._is_draining = True
         self.worker.pause(0)
 
     def has_failed(self, fault: BaseException) -> None:
-        """A part of the engine has ended with this fault: refuse every request from now on."""
+        """Refuse every request from now on, because a part of the engine has ended with this exception."""
         self._fault = fault
         self.begin_drain()
 
@@ -523,13 +521,13 @@ class Engine:
 
     @contextmanager
     def _in_use(self) -> Iterator[None]:
-        """The model stays in memory for the block, as threads read it: a task can go on when the engine has ended."""
+        """Keep the model in memory for the block, because threads read it: a task can outlive the engine."""
         self._check_open()
         model = self._context.model
         model.retain()
         try:
             yield
-        except ValueError:  # nothing new can be made of a model that is closed
+        except ValueError:  # a closed model refuses new objects
             self._check_open()
             raise
         finally:
@@ -543,13 +541,13 @@ class Engine:
             )
 
     def close(self) -> None:
-        """Free what the engine made itself, once the decode thread has ended."""
+        """Free what this object has made, once the decode thread has ended."""
         self._embeddings.close()
         self._isolated.close()
         if self._pictures is not None:
             self._pictures.close()
 
-    # To the decode thread, and from it
+    # Between Trio's and the decode thread
 
     def _write_soon(self, snapshot: Snapshot) -> None:
         """Have a snapshot written to disk. Called on the decode thread."""
@@ -565,8 +563,8 @@ class Engine:
             self.worker.preload(snapshot)
 
     async def _count_known(self, tokens: array[int]) -> int:
-        """How many of `tokens` cells or memory hold already: the decode thread says so between two ticks."""
-        self._check_open()  # a thread that was stopped answers no more
+        """How many of `tokens` cells or memory hold already, as the decode thread answers between two ticks."""
+        self._check_open()  # a stopped thread would never answer
         known = Reply(self.mailbox, 0)
         self.worker.count_known(tokens, known.give)
         return await known.wait()

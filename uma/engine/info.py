@@ -48,7 +48,7 @@ def server_info(
     projector: Projector | None = None,
     heads: PredictionHeads | None = None,
 ) -> ServerInfo:
-    """What a server answers to `info` and `hello`, with so much memory left for further contexts."""
+    """Answer of a server to `info` and `hello`. `free_kv_bytes` is the memory left for further contexts."""
     model = context.model
     return ServerInfo(
         server=f"uma/{__version__}",
@@ -158,7 +158,7 @@ def _of_loaded(
 
 
 def _prefix_sharing(context: Context, config: RuntimeConfig) -> str:
-    """How a common prefix is shared, and why not better."""
+    """How a common prefix is shared, with the reason if it is not by cells."""
     how = "cells" if context.params.kv_unified else "copies"
     if not kind_of(context).can_be_cut:
         if not config.cache_ram_mb:

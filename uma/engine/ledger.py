@@ -1,9 +1,8 @@
-"""Memory that one engine has promised: to its contexts, its caches and a draft model.
+"""Memory that one engine has promised: to its contexts, caches and a draft model.
 
-Caches take memory once they fill, mapped weights once they are read, and a draft model's context once the target's is
-made. Until then the system counts all of it as free, and two sizes that are each planned by what is free now can be
-more than there is: then Linux ends the process under load. So each is planned by what the ledger has left, and is
-entered there.
+Caches take memory when they fill, mapped weights when they are read, and a draft model's context after the target's is
+made. Until then the system counts all of it as free, so two sizes that are each planned by the free memory can exceed
+it, and Linux then ends the process under load. So each is planned by what the ledger has left, and entered in it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from uma.types import MemoryPlan
 
 
 class Ledger:
-    """What is left of the memory that was free when the model had been loaded. One thread at a time."""
+    """What is left of the memory that was free after the model was loaded. One thread at a time."""
 
     def __init__(self, config: RuntimeConfig, shape: Shape) -> None:
         self._config = config
@@ -33,25 +32,25 @@ class Ledger:
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of host memory that nothing has been promised, and that are free now."""
+        """Bytes of host memory that are neither promised nor in use."""
         return max(0, min(self._host_left, sizing.free_memory_bytes()))
 
     @property
     def kv_bytes(self) -> int:
-        """Free bytes of the memory that has the KV: of host and GPUs the smaller, where each has a part of it."""
+        """Free bytes of the memory that holds the KV; if host and GPUs share it, the smaller of both."""
         here = self._host_left if sizing.keeps_kv_here(self._config) else math.inf
         return max(0, int(min(here, self._gpu_left, sizing.free_kv_bytes(self._config))))
 
     def context_params(self) -> ContextParams:
-        """The context that the configuration asks for. Raises `ConfigError` where there is no memory for it."""
+        """Parameters of the configured context. Raises `ConfigError` if there is no memory for it."""
         free_bytes = self.kv_bytes
-        if self._config.memory:  # the snapshots' part of it is theirs
+        if self._config.memory:  # without the part for snapshots
             free_bytes = min(free_bytes, self.host_bytes - sizing.cache_ram_bytes(self._config, self.host_bytes))
         return sizing.context_params(self._shape, self._config, max(0, free_bytes))
 
     @contextmanager
     def promised(self, shape: Shape, params: ContextParams) -> Iterator[None]:
-        """A block that makes this context. Where it fails, its memory is left for others."""
+        """Reserve the memory of this context, which the block makes. If the block fails, the memory is released."""
         n_bytes = sizing.context_bytes(shape, params)
         self._promise_kv(n_bytes)
         try:
@@ -61,11 +60,11 @@ class Ledger:
             raise
 
     def promise_weights(self, shape: Shape) -> None:
-        """A further model was loaded, or mapped."""
+        """Reserve the memory of a further model that was loaded or mapped."""
         self._promise_kv(shape.size_bytes)
 
     def promise_cache(self, queued_bytes: int = 0) -> None:
-        """Plan the snapshots in memory; with up to `queued_bytes` of them that wait for the disk."""
+        """Reserve memory for snapshots, and for up to `queued_bytes` of them that wait to be written to disk."""
         self.cache_bytes = sizing.cache_ram_bytes(self._config, self.host_bytes)
         self._host_left -= self.cache_bytes + min(queued_bytes, self.cache_bytes)
 
@@ -76,8 +75,8 @@ class Ledger:
 
 
 def planned(parts: list[Header], config: RuntimeConfig) -> MemoryPlan | None:
-    """Plan of a model of these parts, if it were loaded now; None for an encoder, which keeps nothing of a text.
-    Raises `ConfigError` where there is no memory for it. Any thread.
+    """Memory plan of a model with these files, if it were loaded now; None for an encoder, which keeps no KV. Raises
+    `ConfigError` if there is no memory for it. Any thread.
     """
     shape = Shape.of(parts)
     return sizing.memory_plan(shape, Ledger(config, shape).context_params()) if shape.is_causal else None

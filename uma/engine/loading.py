@@ -1,4 +1,4 @@
-"""Loading the models of an engine, with one progress for all of them, and an end as soon as the load is cancelled."""
+"""Loads the models of an engine, with one progress for all of them. A cancelled load ends soon."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _log = logging.getLogger("uma.engine")
 class Loader:
     """Loads the model and the draft model of one engine. All methods run in threads that Trio has started.
 
-    A cancelled task's load ends before its next tensor, with `trio.Cancelled`; what comes before and after the weights
-    (the probe of a library that is new, the vocabulary, a context) cannot be interrupted and takes seconds at most.
+    A cancelled task's load ends before its next tensor, with `trio.Cancelled`. The rest (probing a new library, the
+    vocabulary, a context) cannot be interrupted and takes seconds at most.
     """
 
     def __init__(self, config: RuntimeConfig, progress: LoadProgress) -> None:
@@ -45,17 +45,17 @@ class Loader:
         self._asked = config
         beside_bytes = draft_bytes + projectors.size_bytes(self._projector) + sizing.adapter_bytes(config)
         self.config = sizing.placed(config, parts, devices.gpus(), beside_bytes)
-        """Configuration with numbers for what it leaves to the GPUs' memory."""
+        """Configuration, with numbers where it leaves the choice to the free memory of GPUs."""
 
     def model(self) -> Model:
-        """The model that answers. Raises `ModelError`, and `ConfigError` where its weights are to be kept in memory and
-        do not fit.
+        """Load the model. Raises `ModelError`, and `ConfigError` if its weights must be kept in memory and do
+        not fit.
         """
         model = self._load(self._model, "model", self.config)
         try:
             for adapter in self.config.adapters:
                 model.load_adapter(Path(adapter.path), adapter.name, adapter.scale)
-            model.vocab.least_tokens("")  # reads the whole vocabulary once: here, not on the Trio thread
+            model.vocab.least_tokens("")  # reads the whole vocabulary once, so that the Trio thread need not
         except BaseException:
             model.close()
             raise
@@ -63,17 +63,17 @@ class Loader:
 
     @property
     def has_assistant(self) -> bool:
-        """Whether the model that drafts reads the other one's cells."""
+        """Whether the draft model is an assistant, which reads the target's cells."""
         return self._draft is not None and header.read(Path(self._draft.path)).architecture == ASSISTANT
 
     def draft(self) -> Model:
-        """The model that drafts. Raises the same."""
+        """Load the draft model. Raises as `model`."""
         assert self._draft is not None
         return self._load(self._draft, "draft", attrs.evolve(self._asked, n_cpu_moe=0))
 
     def projector(self, model: Model) -> Projector | None:
-        """What the model sees and hears with: `--mmproj`, or the one beside it. Raises `ModelError` where that is
-        named.
+        """The projector for pictures and sounds: `--mmproj`, or one beside the model. Raises `ModelError` if `--mmproj`
+        cannot be used.
         """
         named, path = self.config.mmproj, self._projector
         if path is None or not model.is_causal:
@@ -108,7 +108,7 @@ class Loader:
         try:
             model = Model.load(
                 Path(found.path),
-                # llama.cpp refuses an adapter of a matrix that is not loaded, and one of all has the heads' too.
+                # llama.cpp refuses an adapter for a matrix that is not loaded, and some also change the heads'.
                 predicts=config.speculate != "off" or bool(config.adapters),
                 n_gpu_layers=config.n_gpu_layers,
                 cpu_experts=config.n_cpu_moe,
@@ -121,7 +121,7 @@ class Loader:
         except LoadStopped:
             trio.from_thread.check_cancelled()
             raise
-        if called := ollama_name(Path(found.path)):  # its file's is a checksum
+        if called := ollama_name(Path(found.path)):  # the file's name is a checksum
             model.info = attrs.evolve(model.info, name=called)
         self._loaded_bytes += size_bytes
         return model

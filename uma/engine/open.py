@@ -1,4 +1,4 @@
-"""Opening an engine, and all the ways in which one ends: load, context, disk tier, tasks."""
+"""Opens an engine (load, context, disk tier, tasks), and handles every way in which it ends."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _log = logging.getLogger("uma.engine")
 ClosingT = TypeVar("ClosingT", bound=Closing)
 
 LAST_WRITES_SEC = 10.0
-"""Maximum time, at the end, for snapshots that are still being written to disk."""
+"""Maximum time (s) at the end for snapshots that are still being written to disk."""
 
 
 @asynccontextmanager
@@ -77,7 +77,7 @@ async def open_engine(
         new = NewPages()
         context = await trio.to_thread.run_sync(_make_context, ledger, model, config, beside)
         stack.callback(context.close)
-        if owns_process and not backend.has_gpu():  # a GPU's driver has pinned what it uses
+        if owns_process and not backend.has_gpu():  # a GPU's driver pins the memory that it uses
             await _give_back_zeros(new)
         draft, assistant = await trio.to_thread.run_sync(_open_draft, stack, ledger, loader, config, context)
         heads = assistant or await trio.to_thread.run_sync(_open_heads, stack, ledger, config, context)
@@ -85,7 +85,7 @@ async def open_engine(
         disk = await _open_disk(config, context, ledger.cache_bytes, adapters.keys)
         engine = Engine(config, context, ledger, disk, grammars, draft, heads, projector, adapters=adapters)
         stack.callback(engine.close)
-        # What ends the block is raised as it is, not inside the exception group that the nursery would make of it.
+        # An exception in the block is raised unchanged, not within the nursery's exception group.
         ended: outcome.Outcome[None] = outcome.Value(None)
         tasks = _Tasks(engine)
         async with trio.open_nursery() as nursery:
@@ -105,24 +105,24 @@ async def open_engine(
 
 
 async def _give_back_zeros(new: NewPages) -> None:
-    """Let a new context take the memory that its conversations will need. Others on this thread have turns between."""
+    """Give memory of a new context back until its conversations need it, with turns for other tasks in between."""
     for start, end in new.large_parts():
         give_back_zeros(start, end)
         await trio.lowlevel.checkpoint()
 
 
 class _Tasks:
-    """What an engine consists of while it is open. A fault in any part ends the others, and the block, loudly."""
+    """Tasks of an open engine. An exception in one ends the others, and the block."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.thread: outcome.Outcome[None] = outcome.Value(None)
-        """How the decode thread ended."""
+        """Outcome of the decode thread."""
         self.delivery: outcome.Outcome[None] = outcome.Value(None)
-        """How the task ended that delivers its events."""
+        """Outcome of the task that delivers events."""
 
     async def run(self, block: trio.CancelScope) -> None:
-        """Run until `worker.stop`. Cancels `block` where a part ended with a fault."""
+        """Run until `worker.stop`. Cancels `block` if a part fails."""
         engine = self._engine
         with trio.CancelScope(shield=True) as shield:
             async with trio.open_nursery() as nursery:
@@ -130,7 +130,7 @@ class _Tasks:
                     nursery.start_soon(engine.disk.run)
                 async with trio.open_nursery() as while_it_runs:
                     while_it_runs.start_soon(self._deliver, block)
-                    # A limiter of its own: this thread lives as long as the engine and must take no slot from others.
+                    # A limiter of its own: this thread lives as long as the engine, and must not take another's place.
                     run = partial(trio.to_thread.run_sync, engine.worker.run, limiter=trio.CapacityLimiter(1))
                     self.thread = await outcome.acapture(run)
                     self._refuse_rest(block)
@@ -142,7 +142,7 @@ class _Tasks:
                 shield.deadline = trio.current_time() + LAST_WRITES_SEC
 
     def _refuse_rest(self, block: trio.CancelScope) -> None:
-        """The decode thread has ended: refuse what it has not taken up, and all that comes."""
+        """After the decode thread has ended: refuse all commands that it has not taken, and all later ones."""
         if isinstance(self.thread, outcome.Error):
             self._engine.has_failed(self.thread.error)
             self._engine.worker.commands.refuse_all(ended_by(self.thread.error))
@@ -162,8 +162,8 @@ class _Tasks:
 
 
 def _make_context(ledger: Ledger, model: Model, config: RuntimeConfig, beside: Callable[[], None] | None) -> Context:
-    """The context; and what is done beside it, on a thread of its own, has been done. A fault of that shows again in
-    the request that needs it.
+    """Make the context, and call `beside` at the same time, in another thread. An exception in `beside` is ignored: it
+    comes again in the request that needs its result.
     """
     with ThreadPoolExecutor(1, thread_name_prefix="uma-grammar") as helper:
         if beside is not None:
@@ -180,8 +180,8 @@ def _make_context(ledger: Ledger, model: Model, config: RuntimeConfig, beside: C
 def _open_draft(
     stack: AsyncExitStack, ledger: Ledger, loader: Loader, config: RuntimeConfig, target: Context
 ) -> tuple[Context | None, PredictionHeads | None]:
-    """The draft model's context, or the assistant that it is, where one is configured and can be of use, closed with
-    `stack`. It keeps its model open.
+    """The draft model's context, or an assistant, if one is configured and can be used. `stack` closes it; it keeps its
+    model open.
     """
     if not config.draft:
         return None, None
@@ -212,7 +212,7 @@ def _open_draft(
 def _open_heads(
     stack: AsyncExitStack, ledger: Ledger, config: RuntimeConfig, target: Context
 ) -> PredictionHeads | None:
-    """The model's own prediction head, where it has one and it can be of use, closed with `stack`."""
+    """The model's own prediction head, if it has one that can be used; `stack` closes it."""
     predicts = target.model.predicts
     if config.speculate == "mtp" and not predicts:
         raise ConfigError.at(

@@ -1,7 +1,7 @@
-"""A trace of a few seconds: what each thread of an engine did when, in Chrome's format, which Perfetto shows.
+"""A trace of a few seconds: what each thread of an engine did, and when, in Chrome's format, which Perfetto shows.
 
-While none is recorded, every place that has a span looks at one attribute. The spans of a thread nest: each begins
-and ends within the one around it.
+While none is recorded, each span costs a look at one attribute. The spans of a thread nest: each begins and ends within
+the one around it.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import trio
 from uma.engine.clock import now_ms
 
 MAX_VALUES = 400_000
-"""Maximum spans of a trace, and names of requests in them: what comes behind is dropped, and the trace says so. With
-all of them it takes some 60 MB."""
+"""Maximum spans of a trace, plus names of requests in them: later ones are dropped, and the trace says so. All of them
+take some 60 MB."""
 EVENTS_AT_ONCE = 500
-"""Spans that are written at a stretch: other threads have a turn between."""
+"""Spans written in one piece: other threads get a turn between two pieces."""
 DECODE, TRIO = "decode", "Trio"
-"""Threads by name; those that render prompts are `render` and a number."""
+"""Threads by name; threads that render prompts are called `render` and a number."""
 
 Span = tuple[str | int, str, float, float, Mapping[str, Any]]
 
 
 class Recorder:
-    """Spans until `close`. Any thread adds its own."""
+    """Records spans until `close`. Any thread can add its own."""
 
     def __init__(self) -> None:
         self._spans: list[Span] = []
@@ -38,7 +38,7 @@ class Recorder:
     def span(
         self, thread: str, name: str, began_ms: float, ended_ms: float, rows: Sequence[Any] = (), **figures: Any
     ) -> None:
-        """The thread did this from then to then, for these requests. An empty name of a thread is the caller's."""
+        """Record what a thread, without a name this one, did from `began_ms` to `ended_ms`, for requests `rows`."""
         if self.ended_ms:
             return
         self._left -= 1 + len(rows)
@@ -47,14 +47,14 @@ class Recorder:
             self._spans.append((thread or threading.get_ident(), name, began_ms, ended_ms, args))
 
     def close(self) -> None:
-        """Take no more: later spans are dropped."""
+        """End the recording: later spans are dropped."""
         self.ended_ms = now_ms()
 
     def __len__(self) -> int:
         return len(self._spans)
 
     def written(self) -> Iterator[bytes]:
-        """The trace as JSON, in pieces; of a closed one."""
+        """The trace as JSON, in pieces, after `close`."""
         spans = sorted(self._spans, key=lambda span: (span[2], -span[3]))
         numbers: dict[str | int, int] = {DECODE: 1, TRIO: 2}
         for thread, *_ in spans:
@@ -85,17 +85,17 @@ def _event(span: Span, numbers: Mapping[str | int, int]) -> dict[str, Any]:
 
 
 class Turns(trio.abc.Instrument):
-    """Records the turns of the Trio thread: all that it does between two waits."""
+    """Records turns of the Trio thread: what it does between two waits."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._began_ms = 0.0
 
     def after_io_wait(self, timeout: float) -> None:
-        """The thread has something to do."""
+        """Begin a turn."""
         self._began_ms = now_ms()
 
     def before_io_wait(self, timeout: float) -> None:
-        """End the span of a turn. A turn that had begun before the trace is left out."""
+        """End a turn. One that began before the trace is left out."""
         if self._began_ms:
             self._recorder.span(TRIO, "turn", self._began_ms, now_ms())

@@ -1,5 +1,5 @@
-"""The context of requests that are computed apart from all others (`worker/reproducer.py`): made with the first of
-them, in a thread of its own. Belongs to the Trio thread that opened the engine.
+"""The context for reproducible requests (`worker/reproducer.py`): made with the first of them, in a thread. Belongs to
+the Trio thread that opened the engine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _log = logging.getLogger("uma.engine")
 
 @attrs.define(eq=False)
 class ReproducibleContext:
-    """Makes the context when it is needed, and frees it."""
+    """Makes the context when it is first needed, and closes it."""
 
     _config: RuntimeConfig
     _model: Model
@@ -31,13 +31,13 @@ class ReproducibleContext:
     max_tokens: int
     """Maximum tokens, prompt and output together, of one request."""
     _use: Callable[[Context], None]
-    """Hands the context to the decode thread."""
+    """Passes the context to the decode thread."""
     _lock: trio.Lock = attrs.field(factory=trio.Lock, init=False)
     _context: Context | None = attrs.field(default=None, init=False)
     _is_closed: bool = attrs.field(default=False, init=False)
 
     async def ready_for(self, prompt_tokens: int) -> None:
-        """Make the context, if there is none. Raises `PromptTooLarge`, and `BadRequest` where there is no memory."""
+        """Make the context if there is none. Raises `PromptTooLarge`, and `BadRequest` if there is no memory for it."""
         if prompt_tokens >= self.max_tokens:
             raise PromptTooLarge.at(
                 "reproducible",

@@ -1,5 +1,5 @@
-"""Memory plan of an engine: how large contexts and caches are, and how many sequences run, by the model's shape, the
-configuration and the memory that is free. All of it is asked of `ledger.Ledger`, which knows what is promised.
+"""Memory plan of an engine: sizes of contexts and caches, and the number of sequences, from the model's shape, the
+configuration and the free memory. `ledger.Ledger` calls it, because it knows what is promised already.
 """
 
 from __future__ import annotations
@@ -36,68 +36,68 @@ class Rules:
     """Constants of the plan. Shares are divisors of the free memory."""
 
     pool_ids: int = 128
-    """Minimum sequence ids in one buffer of cells, for running sequences and cached prefixes. llama.cpp compares them
-    in pairs for each batch: 256 take it some 50 us, 128 (by their square) a quarter of that."""
+    """Minimum sequence ids in one buffer, for running sequences and cached prefixes. llama.cpp compares ids in pairs
+    for each batch: 256 take some 50 us, 128 a quarter of that."""
     sequences: int = 64
-    """Maximum sequences that run at once, without `--max-sequences`, and texts of a batch to embed."""
+    """Maximum sequences that run at once without `--max-sequences`, and texts in a batch to embed."""
     full_contexts: int = 8
-    """Sequences of the model's full context for which the pool has cells, without `--n-ctx`."""
+    """Number of the model's full contexts for which the pool has cells, without `--n-ctx`."""
     min_pool_tokens: int = 8_192
-    """Minimum size of that pool."""
+    """Minimum size of the pool."""
     max_pool_tokens: int = 32_768
-    """Maximum size of that pool, where neither more sequences nor one request of the full context need more."""
+    """Maximum size of the pool, unless more sequences, or one request of the full context, need more."""
     sequence_tokens: int = 512
-    """Cells for each sequence that can run, where that is more than the maximum: it decides beyond 64 sequences."""
+    """Cells for each sequence that can run, if that exceeds the maximum: it does with more than 64 sequences."""
     conversation_tokens: int = 4_096
-    """Length of a conversation, by which small memories are planned; maximum share of a sequence with split KV."""
+    """Assumed length of a conversation, for small memories; maximum cells of a sequence with split KV."""
     conversations: int = 4
-    """Conversations that the pool holds even where they take more than its share of the memory."""
+    """Conversations that the pool holds even if they take more than its share of the memory."""
     pool_share: int = 4
-    """Share of the pool, and of each context beside it."""
+    """Share of the pool, and of each further context."""
     pool_most: float = 0.7
-    """Maximum part of the free memory that the pool takes for those conversations."""
+    """Maximum part of the free memory for these conversations."""
     long_contexts: int = 2
-    """Full contexts in the pool of a model whose own is as long as its maximum or longer."""
+    """Number of full contexts in the pool, for models whose context is at least the pool's maximum."""
     long_share: int = 8
-    """Share of the pool with several long contexts."""
+    """Share of a pool with several long contexts."""
     states_share: int = 2
-    """Divisor of the weights' size: without `--max-sequences` states, and windows of full size, take at most that."""
+    """Divisor of the weights' size that bounds states and full-size windows, without `--max-sequences`."""
     states_bytes: int = 48 * 2**20
-    """Bytes that states, and windows of full size, can always take."""
+    """Bytes that states and full-size windows can always take."""
     least_states: int = 8
-    """States there are, as far as the pool's share of the memory holds them; texts of a batch to embed with states."""
+    """Minimum states, as far as the pool's share of the memory holds them; texts in a batch to embed with states."""
     max_draft: int = 15
     """Maximum drafted tokens of a row: with the one before them a batch of 16."""
     least_rolled_back: int = 3
-    """Minimum tokens of a draft for which a sequence has further states. Shorter ones are hardly worth it."""
+    """Minimum length of a draft for which sequences get further states: shorter drafts are hardly worth it."""
     small_windows_share: int = 4
-    """Windows are made small where they take at most the cells of full-size ones divided by it."""
+    """Divisor of the cells of full-size windows: windows are small if they take at most that many cells."""
     least_cache_tokens: int = 2_048
-    """Minimum cells that can hold cache alone."""
+    """Minimum cells that can hold only cache."""
     cache_share: int = 16
-    """Divisor of all cells for those that can hold cache alone, where there are more."""
+    """Divisor of all cells that gives the cells which can hold only cache, above the minimum."""
     ram_share: int = 8
     """Share of the snapshots in host memory."""
     max_ram_bytes: int = 8_000 * MB
     """Maximum size of the snapshots in host memory."""
     text_tokens: int = 8_192
-    """Maximum tokens of a text to embed. Its context takes its memory while streams run, so it stays small."""
+    """Maximum tokens of a text to embed. Its context takes memory while streams run, so it is small."""
     exact_batch_tokens: int = 2_048
-    """Maximum batch that is computed without flash attention: of an encoder, memory grows with its square."""
+    """Maximum batch computed without flash attention: an encoder's memory grows with its square."""
     reproducible_tokens: int = 8_192
-    """Minimum length of a request that is computed apart from all others, where the model and the pool hold as much."""
+    """Minimum length of a reproducible request, if the model and the pool hold as much."""
     reproducible_batch: int = 32
-    """Tokens at whose multiples a batch of such a request ends: streams of others wait for it, mostly less than a
+    """Batches of such a request end at multiples of so many tokens: streams wait for one batch, usually less than a
     quarter of a second. Another number changes the last bits of every answer."""
     process_bytes: int = 64 * 2**20
-    """Memory of a process beside weights and context: Python, llama.cpp, its buffers for computing."""
+    """Memory of a process beside weights and context: Python, llama.cpp, and its compute buffers."""
     vocabulary_bytes: int = 900
-    """Memory of a token of the vocabulary: some 600 in tables of llama.cpp and of grammars, and a logit in each row of
-    a large batch."""
+    """Memory per token of the vocabulary: some 600 bytes in tables of llama.cpp and of grammars, and a logit in each
+    row of a large batch."""
     float_bytes: int = 4
-    """Bytes of a logit, and of a score of plain attention, which keeps those of a whole ubatch in each head."""
+    """Bytes of a logit, and of a score of plain attention, which keeps all scores of a ubatch for each head."""
     mask_bytes: int = 2
-    """Bytes for a cell and a token of an ubatch: llama.cpp's mask of what a token can attend to, in F16."""
+    """Bytes for a cell and a token of a ubatch in llama.cpp's attention mask, in F16."""
 
 
 RULES = Rules()
@@ -107,12 +107,12 @@ RULES = Rules()
 
 
 def context_params(shape: Shape, config: RuntimeConfig, free_bytes: int) -> ContextParams:
-    """The context this configuration asks for, in `free_bytes`. Raises `ConfigError` where that is too little."""
+    """Parameters of the configured context, within `free_bytes`. Raises `ConfigError` if that is too little."""
     if not shape.is_causal:
         return embed_params(shape, config, 0)
     streams = _streams(shape, config, free_bytes)
-    # With a buffer each, a sequence has its share only, and prefixes are copied. Where the share is a whole context,
-    # `auto` takes it: rows then pass by no cells of others.
+    # With split KV a sequence has only its share, and prefixes are copied. If the share is a whole context, `auto`
+    # chooses it: rows then pass over no other sequence's cells.
     fits = config.n_ctx < streams * shape.n_ctx_train
     pool = _Pool(
         shape, config, free_bytes, streams, unified=config.kv_unified == "on" or (config.kv_unified == "auto" and fits)
@@ -120,7 +120,7 @@ def context_params(shape: Shape, config: RuntimeConfig, free_bytes: int) -> Cont
     if shape.memory == "sliding-window" and (small := pool.with_small_windows()):
         pool = attrs.evolve(pool, streams=small, swa_full=False)
     params = pool.params()
-    if config.n_ctx or config.n_ubatch > RuntimeConfig().n_ubatch:  # else what an ubatch takes is little
+    if config.n_ctx or config.n_ubatch > RuntimeConfig().n_ubatch:  # a default ubatch takes little
         _check_fits(shape, config, params)
     return params
 
@@ -133,9 +133,9 @@ class _Pool:
     config: RuntimeConfig
     free_bytes: int
     streams: int
-    """Sequence ids for what runs, and for a health probe."""
+    """Sequence ids for running sequences and a health probe."""
     unified: bool
-    """Whether all have one buffer of cells."""
+    """Whether all sequences share one buffer of cells."""
     swa_full: bool = True
     """Whether layers with a sliding window keep all cells, too."""
 
@@ -144,11 +144,11 @@ class _Pool:
         shape, config, streams = self.shape, self.config, self.streams
         n_ctx = config.n_ctx or self._tokens()
         shares_ids = self.unified and self.swa_full and not shape.has_states
-        # (One id is for parts of states; and a recurrent state, a small window or a buffer of its own costs its size.)
+        # (One id is for parts of states. A recurrent state, a small window or a split buffer takes memory for each id.)
         n_seq_max = max(streams + 1, RULES.pool_ids) if shares_ids else streams
         guards_window = shares_ids and shape.memory == "sliding-window" and 2 * streams <= backend.MAX_SEQUENCES
         n_seq_max = min(2 * n_seq_max if guards_window else n_seq_max, backend.MAX_SEQUENCES)
-        # A batch has room for a token of every sequence and some prefill, or prompts would wait for ever.
+        # A batch holds a token of every sequence and some prefill: otherwise prompts would never be read.
         n_batch = min(max(_most_batch_tokens(shape, config), streams + SIZES[0]), n_ctx)
         return attrs.evolve(
             _generating(config),
@@ -163,11 +163,11 @@ class _Pool:
         )
 
     def with_small_windows(self) -> int:
-        """Sequences that run where layers with a window keep that of each and no more; 0 where they keep all cells.
+        """Number of sequences with small windows: layers with a window keep only the window of each. 0: they keep all
+        cells.
 
-        Of all cells prefixes can be shared at any token, where each sequence can have a guard. With small windows they
-        are shared at checkpoints, and each sequence has a window of its own: so there are fewer, where no number is
-        asked for.
+        With all cells, prefixes can be shared at any token, if each sequence can have a guard. With small windows they
+        are shared at checkpoints, and each sequence has its own window, so fewer run, unless a number is configured.
         """
         config = self.config
         if config.swa_full == "on":
@@ -185,8 +185,8 @@ class _Pool:
 
     @property
     def _rolled_back(self) -> int:
-        """Tokens of a draft that can be cut off where each sequence has a state: for each of them all have a state
-        more. As many as the longest draft has, or as memory holds; none where that is too few.
+        """Draft tokens that can be cut off if sequences have states: each takes one more state for every sequence. As
+        many as the longest draft, or as memory holds; 0 if that is too few.
         """
         if not _wants_rolled_back(self.shape, self.config):
             return 0
@@ -202,7 +202,7 @@ class _Pool:
 
     @property
     def _wanted(self) -> int:
-        """Tokens of a pool that no memory bounds."""
+        """Tokens of the pool if memory is no limit."""
         trained = self.shape.n_ctx_train
         if not self.unified:
             return self.streams * min(trained, RULES.conversation_tokens)
@@ -212,7 +212,7 @@ class _Pool:
 
     @property
     def _least(self) -> int:
-        """Tokens for which the pool takes more than its share."""
+        """Tokens for which the pool may exceed its share."""
         return min(self._wanted, RULES.conversations * min(self.shape.n_ctx_train, RULES.conversation_tokens))
 
     def _affordable(self, share: int = RULES.pool_share) -> int:
@@ -229,7 +229,7 @@ class _Pool:
         return affordable
 
     def _tokens(self) -> int:
-        """Tokens of the pool. Raises `ConfigError` where memory holds hardly any."""
+        """Tokens of the pool. Raises `ConfigError` if memory holds hardly any."""
         trained, least, affordable = self.shape.n_ctx_train, self._least, self._affordable()
         cell_bytes = _cell_bytes(self.shape, self.config, swa_full=self.swa_full)
         if affordable < 2 * ROUNDED_TOKENS:
@@ -256,11 +256,11 @@ class _Pool:
 
 
 ENOUGH = (1, 1.25, 1.5, 2, 3, 4, 6)
-"""Multiples of a memory that are tried for a model that has none left for its context."""
+"""Multiples of a memory size that are tried when a model has none left for its context."""
 
 
 def enough_mb(least_mb: int, plan: Callable[[int], object]) -> int:
-    """The first of some multiples of so many MB with which `plan` raises no `ConfigError`; 0: none of them."""
+    """The first of these multiples of `least_mb` for which `plan` raises no `ConfigError`; 0: none."""
     for factor in ENOUGH:
         with suppress(ConfigError):
             plan(int(factor * least_mb))
@@ -269,8 +269,8 @@ def enough_mb(least_mb: int, plan: Callable[[int], object]) -> int:
 
 
 def _streams(shape: Shape, config: RuntimeConfig, free_bytes: int) -> int:
-    """Ids for all sequences that can run, and one for health probes. Where each has a recurrent state, which is there
-    from the start, as many as there is memory for. Raises `ConfigError` where that is none.
+    """Ids for all sequences that can run, and one for health probes. Recurrent states are allocated at once, so there
+    are as many as memory holds. Raises `ConfigError` if that is none.
     """
     most = most_sequences(config)
     wanted = min(most + 1, backend.MAX_SEQUENCES)
@@ -300,7 +300,7 @@ def most_sequences(config: RuntimeConfig) -> int:
 
 
 def _modest_bytes(shape: Shape) -> int:
-    """What states take at most where no number of sequences is asked for, and windows of full size."""
+    """Maximum size of states without a configured number of sequences, and of full-size windows."""
     return max(shape.size_bytes // RULES.states_share, RULES.states_bytes)
 
 
@@ -311,14 +311,14 @@ def _wants_rolled_back(shape: Shape, config: RuntimeConfig) -> bool:
 def _most_batch_tokens(shape: Shape, config: RuntimeConfig) -> int:
     """Maximum tokens of a batch: with a sliding window those of one ubatch.
 
-    llama.cpp finds cells for all ubatches of a batch before it computes the first, so a later one can be given cells
-    that have left the window only by then: an earlier one still attends to them, and they stay lost.
+    llama.cpp assigns cells to all ubatches of a batch before it computes the first. A later one can get cells that
+    leave the window only by then, so an earlier one that still attends to them would lose them.
     """
     return config.n_ubatch if shape.memory == "sliding-window" else config.n_batch
 
 
 def _generating(config: RuntimeConfig) -> ContextParams:
-    """What every context that generates has of the configuration."""
+    """Parameters from the configuration that all generating contexts share."""
     return ContextParams(
         n_threads=config.threads,
         flash_attn=config.flash_attn,
@@ -329,20 +329,20 @@ def _generating(config: RuntimeConfig) -> ContextParams:
 
 
 def _cell_bytes(shape: Shape, config: RuntimeConfig, *, swa_full: bool = True) -> int:
-    """Bytes of a cell of the context; without `swa_full` in the layers that have no window. At least 1."""
+    """Bytes of a cell; without `swa_full` only of layers without a window. At least 1."""
     types = config.cache_type_k, config.cache_type_v
     return max(1, shape.bytes_per_token(*types) - (0 if swa_full else shape.window_bytes_per_token(*types)))
 
 
 def _work_bytes(shape: Shape, params: ContextParams) -> int:
-    """Bytes for each cell while an ubatch is computed."""
+    """Bytes per cell while a ubatch is computed."""
     heads = shape.n_heads if params.flash_attn == "off" else 0
     return params.n_ubatch * (RULES.mask_bytes + RULES.float_bytes * heads)
 
 
 def _check_fits(shape: Shape, config: RuntimeConfig, params: ContextParams) -> None:
-    """Raise `ConfigError` where a context of the size that the user has named needs more memory than is free: Linux
-    gives it out, and ends the process, or another one, once it is written.
+    """Raise `ConfigError` if a context of a configured size needs more memory than is free: Linux would still allocate
+    it, and end this or another process when it is written.
     """
     kv_bytes = params.kv_bytes(shape)
     free_bytes = free_kv_bytes(config) - (context_bytes(shape, params) - kv_bytes)
@@ -367,7 +367,7 @@ def context_bytes(shape: Shape, params: ContextParams) -> int:
 
 
 def memory_plan(shape: Shape, params: ContextParams) -> MemoryPlan:
-    """What a context with these parameters takes of memory for texts, from its start."""
+    """Memory that a context with these parameters takes for texts, from its start."""
     kv_bytes = params.kv_bytes(shape)
     return MemoryPlan(
         kind=shape.memory,
@@ -379,21 +379,21 @@ def memory_plan(shape: Shape, params: ContextParams) -> MemoryPlan:
     )
 
 
-# Contexts beside it
+# Further contexts
 
 
 def embed_params(
     shape: Shape, config: RuntimeConfig, free_bytes: int, max_tokens: int = RULES.text_tokens
 ) -> ContextParams:
-    """A context that embeds texts of up to `max_tokens` tokens, in a quarter of `free_bytes`; an encoder's takes no
-    memory for them. Raises `ConfigError` where that is too little.
+    """Parameters of a context that embeds texts of up to `max_tokens` tokens, in a quarter of `free_bytes`; an
+    encoder's takes no KV. Raises `ConfigError` if that is too little.
     """
     most = RULES.text_tokens
     longest = min(max_tokens, most, shape.n_ctx_train or most, config.n_ctx or most)
     n_ctx = n_batch = longest
     if shape.is_causal:
-        # One ubatch a batch: pooling puts together what one ubatch holds of a sequence. Beside one text that is read
-        # in pieces there is always space for a batch of whole ones.
+        # A batch is one ubatch, because pooling combines only what one ubatch holds of a sequence. Beside a text that
+        # is read in pieces there is always space for a batch of whole texts.
         n_batch, cell_bytes = config.n_ubatch, max(1, shape.bytes_per_token("f16", "f16"))
         spare_bytes = free_bytes // RULES.pool_share - RULES.least_states * shape.state_bytes
         longest = min(longest, spare_bytes // cell_bytes - n_batch)
@@ -406,8 +406,8 @@ def embed_params(
         n_ubatch=n_batch,
         n_seq_max=RULES.least_states if shape.has_states else RULES.sequences,
         n_threads=config.threads,
-        # llama.cpp's flash attention for few rows and for many differ in the fifth digit: a text's embedding would
-        # depend on the texts that share its batch.
+        # llama.cpp's flash attention for few and for many rows differs in the fifth digit: an embedding would depend on
+        # the texts that share its batch.
         flash_attn="off" if n_batch <= RULES.exact_batch_tokens else config.flash_attn,
         offload_kqv=config.offload_kqv,
         pooling=pooling(shape, config),
@@ -415,11 +415,11 @@ def embed_params(
 
 
 def reproducible_params(shape: Shape, config: RuntimeConfig, n_ctx: int, free_bytes: int) -> ContextParams:
-    """A context that computes one request by itself, always in the same batches. Raises `ConfigError` where half of
-    `free_bytes` are too little.
+    """Parameters of a context for one request at a time, always in the same batches. Raises `ConfigError` if half of
+    `free_bytes` is too little.
 
-    It is without flash attention where that is not asked for: llama.cpp's adds up, for a single row, a part of the
-    cells in each thread, so that the number of threads could not follow what other programs leave.
+    Flash attention is off unless configured: for a single row llama.cpp splits its sum over the threads, so their
+    number could not follow the load of other programs.
     """
     has_choice = config.flash_attn == "auto" and config.cache_type_v in ("f32", "f16", "bf16")
     flash_attn: Toggle = "off" if has_choice else config.flash_attn
@@ -435,8 +435,8 @@ def reproducible_params(shape: Shape, config: RuntimeConfig, n_ctx: int, free_by
 
 
 def draft_params(model: Model, target: Context, config: RuntimeConfig, free_bytes: int) -> ContextParams:
-    """The context of a draft model, for the sequences of `target`, in a quarter of `free_bytes`. Raises `ConfigError`
-    where it cannot draft.
+    """Parameters of a draft model's context, for the sequences of `target`, in a quarter of `free_bytes`. Raises
+    `ConfigError` if it cannot draft.
     """
     shape = model.shape
     if not shape.is_causal or shape.has_states:
@@ -465,8 +465,8 @@ def draft_params(model: Model, target: Context, config: RuntimeConfig, free_byte
 
 
 def predicting_params(target: Context, config: RuntimeConfig, free_bytes: int) -> ContextParams:
-    """The context of the target's prediction head, with its sequences, in a quarter of `free_bytes`. Raises
-    `ConfigError` where that is too little.
+    """Parameters of the context of the target's prediction head, with its sequences, in a quarter of `free_bytes`.
+    Raises `ConfigError` if that is too little.
     """
     shape = target.model.shape.of_prediction_heads
     cell_bytes = max(1, _cell_bytes(shape, config))
@@ -478,7 +478,7 @@ def predicting_params(target: Context, config: RuntimeConfig, free_bytes: int) -
         target.params,
         n_ctx=n_ctx,
         n_batch=target.n_batch,
-        kv_unified=True,  # of a split buffer only whole sequences can be copied
+        kv_unified=True,  # with split KV only whole sequences can be copied
         swa_full=True,
         rolled_back=0,
         predicts=True,
@@ -486,12 +486,12 @@ def predicting_params(target: Context, config: RuntimeConfig, free_bytes: int) -
 
 
 def assisting_params(target: Context) -> ContextParams:
-    """The context of an assistant, whose cells are the target's."""
+    """Parameters of the context of an assistant, which uses the target's cells."""
     return attrs.evolve(target.params, rolled_back=0, predicts=True)
 
 
 def why_no_drafts(context: Context, config: RuntimeConfig) -> str | None:
-    """Why no tokens are drafted; None where they are. Memory must be cut behind those of a draft that held."""
+    """Why tokens are not drafted; None if they are. Memory must be cut behind the accepted tokens of a draft."""
     shape = context.model.shape
     if config.speculate == "off":
         return "--speculate off"
@@ -512,12 +512,12 @@ def speculate(context: Context, config: RuntimeConfig) -> Speculate:
     return "off" if why_no_drafts(context, config) else config.speculate
 
 
-# What a context that was made allows
+# Limits of a context that was made
 
 
 def solo_tokens(context: Context) -> int:
-    """Prefill tokens of one batch while nothing decodes. On a CPU more than an ubatch would be no faster; while a GPU
-    computes one, llama.cpp prepares the next of the same batch.
+    """Maximum prefill tokens of a batch while nothing decodes. On a CPU more than a ubatch is no faster; a GPU computes
+    one ubatch while llama.cpp prepares the next of the batch.
     """
     return context.n_ubatch if context.computes_on_cpu else context.n_batch
 
@@ -528,15 +528,13 @@ def max_request_tokens(context: Context) -> int:
 
 
 def max_text_tokens(context: Context) -> int:
-    """Maximum tokens of a text that `context`, one for embeddings, takes."""
+    """Maximum tokens of a text for `context`, which is one for embeddings."""
     params = context.params  # llama.cpp rounds n_ctx up, beyond what the model was trained for
     return params.n_ctx - params.n_batch if context.model.is_causal else params.n_batch
 
 
 def max_reproducible_tokens(context: Context, config: RuntimeConfig, free_bytes: int) -> int:
-    """Maximum tokens of one request that is computed apart from all others, by the memory that is left; 0 for a model
-    that does not generate.
-    """
+    """Maximum tokens of a reproducible request, by the memory that is left; 0 for a model that does not generate."""
     if not context.model.is_causal:
         return 0
     affordable = free_bytes // RULES.pool_share // _cell_bytes(context.model.shape, config)
@@ -551,7 +549,7 @@ def max_active(context: Context, config: RuntimeConfig) -> int:
 
 
 def cache_cells(context: Context, config: RuntimeConfig) -> int:
-    """Cells that can hold nothing but cache. Where memory keeps none, all can: what left them would be lost."""
+    """Cells that can hold only cache. All can if host memory keeps no snapshots: evicted prefixes would be lost."""
     if config.cache_tokens >= 0:
         return config.cache_tokens
     if config.cache_ram_mb == 0:
@@ -560,22 +558,22 @@ def cache_cells(context: Context, config: RuntimeConfig) -> int:
 
 
 def grammars_at_once(params: ContextParams) -> int:
-    """Maximum grammars compiled at once: one for each core that neither computes nor runs Trio's thread, and at least
-    one. Each takes a core for as long as a second, and llama.cpp's threads all wait for one that has lost its core.
+    """Maximum grammars compiled at once: one for each core without a compute thread or Trio's, but at least one. Each
+    takes a core for up to a second, and all of llama.cpp's threads wait for one that has lost its core.
     """
     cores = backend.core_count()
     return max(1, cores - (params.n_threads or cores) - 1)
 
 
 def pooling(shape: Shape, config: RuntimeConfig) -> Pooling:
-    """How the embedding of a text is made of its tokens': as configured, as the model says, or their mean."""
+    """Pooling of token embeddings: as configured, as the model says, or their mean."""
     if config.pooling != "auto":
         return config.pooling
     return "mean" if shape.pooling == "none" else shape.pooling
 
 
 def snapshot_identity(context: Context) -> dict[str, str | int]:
-    """All that a snapshot depends on: with anything else it must not be used."""
+    """Everything that a snapshot depends on: if anything differs, it must not be used."""
     params = context.params
     return {
         "model": context.model.model_hash,
@@ -593,13 +591,13 @@ def snapshot_identity(context: Context) -> dict[str, str | int]:
 
 
 def process_bytes(n_tokens: int) -> int:
-    """What a process takes beside weights, context and cache, with so many tokens in its vocabulary."""
+    """Memory of a process beside weights, context and cache, for a vocabulary of `n_tokens`."""
     return RULES.process_bytes + RULES.vocabulary_bytes * n_tokens
 
 
 def placed(config: RuntimeConfig, parts: list[Header], gpus: Sequence[Device], beside_bytes: int) -> RuntimeConfig:
-    """The configuration with numbers for what it leaves to the memory of the GPUs: layers, and layers whose experts are
-    the CPU's. They hold KV for a few conversations too, and `beside_bytes` of other weights.
+    """The configuration, with the numbers that it leaves to the memory of GPUs: layers on GPUs, and layers whose
+    experts the CPU computes. GPUs also hold KV for a few conversations, and `beside_bytes` of other weights.
     """
     if config.n_gpu_layers >= 0 or config.n_cpu_moe >= 0 or not gpus:
         return attrs.evolve(config, n_cpu_moe=max(0, config.n_cpu_moe))
@@ -618,12 +616,12 @@ def placed(config: RuntimeConfig, parts: list[Header], gpus: Sequence[Device], b
 
 
 def adapter_bytes(config: RuntimeConfig) -> int:
-    """Size of the LoRA adapters. A file that is not there has none: loading it says what is wrong."""
+    """Size of the LoRA adapters. A missing file counts as empty: loading it reports the error."""
     return sum(Path(file.path).stat().st_size for file in config.adapters if os.path.isfile(file.path))
 
 
 def check_weights(size_bytes: int, config: RuntimeConfig, name: str) -> None:
-    """Raise `ConfigError` where the user wants weights kept in memory that it cannot hold: those that `name` sets."""
+    """Raise `ConfigError` if weights that must stay in memory do not fit; `name` is the option of the model."""
     is_kept = config.use_mmap == "off" or config.use_mlock
     if is_kept and not _computes_on_gpu(config) and size_bytes > (free_bytes := free_memory_bytes()):
         setting = "use_mlock" if config.use_mlock else "use_mmap"
@@ -635,10 +633,10 @@ def check_weights(size_bytes: int, config: RuntimeConfig, name: str) -> None:
 
 
 def map_above_bytes(config: RuntimeConfig) -> float:
-    """Weights larger than this are mapped from their file, others read into memory.
+    """Weights larger than this are mapped from their file, others are read into memory.
 
-    Where CPUs compute, weights in huge pages are faster to decode with, and a mapped file has none. But mapped weights
-    can be dropped when memory is short, and are shared with other processes: what takes over half of it stays mapped.
+    On CPUs weights in huge pages decode faster, and a mapped file has none. But mapped weights can be dropped when
+    memory is short, and are shared with other processes, so weights over half of the memory stay mapped.
     """
     if config.use_mmap != "auto":
         return 0 if config.use_mmap == "on" else math.inf
@@ -646,10 +644,10 @@ def map_above_bytes(config: RuntimeConfig) -> float:
 
 
 def host_bytes(config: RuntimeConfig, shape: Shape) -> int:
-    """Free memory of the machine that the weights leave, within `--memory`."""
+    """Free memory of the machine beside the weights, within `--memory`."""
     free_bytes = free_memory_bytes()
     if shape.is_mapped and not _keeps_kv_on_gpu(config):
-        # Mapped weights count as free to Linux, which can drop them; a server that computes with them needs them there.
+        # Linux counts mapped weights as free, because it can drop them; a server that computes with them needs them.
         free_bytes -= shape.size_bytes
     if config.memory:
         free_bytes = min(free_bytes, config.memory * MB - shape.size_bytes - process_bytes(shape.n_tokens))
@@ -657,16 +655,14 @@ def host_bytes(config: RuntimeConfig, shape: Shape) -> int:
 
 
 def cache_ram_bytes(config: RuntimeConfig, free_bytes: int) -> int:
-    """Host memory for snapshots, of so much that is free."""
+    """Host memory for snapshots, if `free_bytes` are free."""
     if config.cache_ram_mb >= 0:
         return config.cache_ram_mb * MB
     return min(free_bytes // RULES.ram_share, RULES.max_ram_bytes)
 
 
 def free_kv_bytes(config: RuntimeConfig) -> int:
-    """Free memory where the KV is: on the GPUs, or in the machine; the smaller of both where each has a part of the
-    layers.
-    """
+    """Free memory for KV: on GPUs or in host memory; the smaller of both if each has a part of the layers."""
     if not _keeps_kv_on_gpu(config):
         return free_memory_bytes()
     on_gpus = sum(gpu.free_bytes for gpu in devices.gpus())
@@ -674,12 +670,12 @@ def free_kv_bytes(config: RuntimeConfig) -> int:
 
 
 def free_gpu_bytes(config: RuntimeConfig) -> float:
-    """Free memory of the GPUs that bounds the KV: without bound where none of it is theirs."""
+    """Free memory of GPUs for KV; infinite if they hold none."""
     return sum(gpu.free_bytes for gpu in devices.gpus()) if _keeps_kv_on_gpu(config) else math.inf
 
 
 def keeps_kv_here(config: RuntimeConfig) -> bool:
-    """Whether the machine's memory, and not the GPUs', has a part of the KV."""
+    """Whether host memory holds KV, or a part of it."""
     return config.n_gpu_layers >= 0 or not _keeps_kv_on_gpu(config)
 
 
@@ -692,8 +688,8 @@ def _computes_on_gpu(config: RuntimeConfig) -> bool:
 
 
 def free_memory_bytes(root: Path = cgroup.ROOT) -> int:
-    """Memory available without swapping, within the limits of this process's control groups; half of the machine's
-    where the system does not say.
+    """Memory available without swapping, within the limits of this process's control groups; half of the machine's if
+    the system does not say.
     """
     return int(min(_machine_free_bytes(root / "proc" / "meminfo"), cgroup.memory_left_bytes(root)))
 

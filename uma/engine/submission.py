@@ -1,5 +1,5 @@
-"""Requests that were admitted, on their way to the decode thread: the sequences that compute each of them, and the
-stream that its events come back in. Belongs to the Trio thread that opened the engine.
+"""Admitted requests on their way to the decode thread: the sequences that compute each, and the stream of its events.
+Belongs to the Trio thread that opened the engine.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ from uma.net.client import CLIENT, ORIGIN, OWNER, USER, span_of
 from uma.types import DEFAULT_MAX_TOKENS, MAX_SEED, Request, RequestMetrics, SamplingParams, Usage
 
 GATHER_SEC = 0.02
-"""Maximum time that a burst of requests is gathered, while more keep coming in or are being sent and read, before the
-decode thread is woken."""
+"""Maximum time (s) to gather a burst of requests, while further ones are received and read, before the decode thread is
+woken."""
 MAX_EXPLAINED = 1_000
-"""Requests that can be explained, those that run besides."""
+"""Maximum requests that can be explained, beside the running ones."""
 
 
 @attrs.frozen(eq=False)
 class Prepared:
-    """A request that was checked and admitted, with all that was made of its fields."""
+    """A checked and admitted request, with everything that was prepared from its fields."""
 
     request: Request
     asked: Request
-    """The request before it was made what the model's template can render."""
+    """The request as it came, before it was rewritten for the model's template."""
     tokens: array[int]
     most_tokens: int
-    """Maximum tokens of it, prompt and output together."""
+    """Maximum tokens of prompt and output together."""
     adapters: AdapterSet
-    """LoRA adapters that it is computed with."""
+    """LoRA adapters by which it is computed."""
     grammar: GrammarState | None = None
     forced: Iterable[int] = ()
-    """Tokens that the grammar leaves no choice about, before the first one that is sampled."""
+    """Forced tokens: the only ones that the grammar allows before the first sampled token."""
     bias: Bias | None = None
     report: PromptReport | None = None
     spellings: Mapping[int, bytes] = attrs.field(factory=dict)
@@ -61,20 +61,20 @@ class Prepared:
     bounds_thinking: Callable[[int | None], ThinkingBound] | None = None
     """See `TokenChoice.bounds_thinking`."""
     warnings: tuple[str, ...] = ()
-    """Warnings for its last event: what the request asks for that has no effect."""
+    """Warnings for its last event: parts of the request that have no effect."""
     message_ends: tuple[int, ...] = ()
     """See `Sequence.message_ends`."""
     pictures: tuple[PlacedPicture, ...] = ()
     """See `Sequence.pictures`."""
     left_out: LeftOut = LeftOut()
     spent_ms: Mapping[str, float] = attrs.field(factory=dict)
-    """What its time went to until now (`types.CAUSES`)."""
+    """Time spent so far, by cause (`types.CAUSES`)."""
     labels: tuple[LabelRead, ...] = ()
-    """What is read for each of its answers, which have a prompt each then; else all have the same."""
+    """Reads of each answer, which then has a prompt of its own; otherwise all answers share one."""
 
 
 class Preparing:
-    """Where the time of a request goes before it is queued."""
+    """Measures the time of a request before it is queued, by cause."""
 
     def __init__(self) -> None:
         self.by_cause: dict[str, float] = {}
@@ -82,11 +82,11 @@ class Preparing:
 
     @property
     def so_far_ms(self) -> float:
-        """Since it began."""
+        """Time since the request came."""
         return now_ms() - self._began_ms
 
     def on(self, cause: str) -> None:
-        """The time since the last call went to this."""
+        """Attribute the time since the last call to `cause`."""
         now = now_ms()
         self.by_cause[cause] = self.by_cause.get(cause, 0.0) + now - self._since_ms
         self._since_ms = now
@@ -110,17 +110,17 @@ class Over:
     """Seconds since 1970, as the next."""
     ended_at: float
     asked: Request
-    """The request as it came, before what its model needs was made of it."""
+    """The request as it came, before it was rewritten for the model's template."""
     tokens: array[int] = attrs.field(factory=lambda: array("i"))
-    """Tokens of its prompt and its first answer."""
+    """Tokens of its prompt and first answer."""
     error: str = ""
-    """The code of what refused it, before it was queued."""
+    """Code of the error that refused it before it was queued."""
     owner: Hashable = None
     """`net.client.OWNER`."""
 
 
 class Submission:
-    """Makes sequences, hands them to the decode thread, and knows them until their last event is read."""
+    """Makes sequences, passes them to the decode thread, and tracks them until their last event is read."""
 
     def __init__(
         self,
@@ -135,21 +135,21 @@ class Submission:
         self._seeds = random.Random()
         self._open: dict[Sequence, None] = {}
         self.open = self._open.keys()
-        """Sequences whose last event has not been read, in order of arrival: those of this moment."""
+        """Sequences whose last event has not been read, in order of arrival; a live view."""
         self._accounts: deque[Account] = deque(maxlen=MAX_EXPLAINED)
-        """Accounts of the first answers of requests that came, the newest last."""
+        """Accounts of requests by their first answers, the newest last."""
         self.on_over: list[Callable[[Over], None]] = []
-        """Called once with each request that is over, be it before it was queued."""
+        """Called once with each request that is over, also before it was queued."""
         self._is_gathering = False
-        """The decode thread is woken soon."""
+        """Whether the decode thread will be woken soon."""
 
     @property
     def adapters(self) -> set[AdapterSet]:
-        """Sets of LoRA adapters of all that are open."""
+        """Sets of LoRA adapters of all open sequences."""
         return {sequence.adapter_set for sequence in self._open}
 
     def submit(self, prepared: Prepared) -> RequestStream:
-        """Hand a request to the decode thread: a sequence for each of its answers. Does not wait."""
+        """Pass a request to the decode thread, with a sequence for each answer. Does not wait."""
         sampling = self._bounded(prepared.request.sampling.over(self._config.sampler))
         if sampling is not prepared.request.sampling:
             prepared = attrs.evolve(prepared, request=attrs.evolve(prepared.request, sampling=sampling))
@@ -170,7 +170,7 @@ class Submission:
         return stream
 
     async def _wake(self) -> None:
-        """Wake the decode thread once for a burst: its prompts are read in one batch, and its rows decode in step."""
+        """Wake the decode thread once for a burst: its prompts are read in one batch, and its rows decode together."""
         try:
             with trio.move_on_after(GATHER_SEC):
                 await arrivals().gathered()
@@ -179,7 +179,7 @@ class Submission:
             self._worker.commands.wake()
 
     def refused(self, request: Request, spent_ms: float, error: str = "") -> None:
-        """A request is over before it was queued: refused with an error of this code, or its reader has left."""
+        """Report a request that is over before it was queued: refused with an error, or left by its reader."""
         if self.on_over:
             ended_at, reason = time.time(), "error" if error else "cancelled"
             span, nothing = span_of(request.metadata), RequestMetrics(0.0, 0.0, 0.0, 0.0, 0, 0.0, 0)
@@ -193,8 +193,8 @@ class Submission:
             listener(over)
 
     def account(self, id: str, owner: Hashable) -> Account | None:
-        """Account of the newest request with this id, or of the newest of all; None where it is not this `owner`'s,
-        unless that is None. It runs, or is one of the last `MAX_EXPLAINED`.
+        """Account of the newest request with this id, or of the newest of all, which runs or is one of the last
+        `MAX_EXPLAINED`. None if it is not this `owner`'s, unless `owner` is None.
         """
         running = (sequence.account for sequence in reversed(self._open) if sequence.index == 0)
         return next(
@@ -207,14 +207,14 @@ class Submission:
         )
 
     def _bounded(self, sampling: SamplingParams) -> SamplingParams:
-        """A request with the engine's own bound of thinking where it has none."""
+        """The parameters, with the engine's limit of thinking if the request has none."""
         bound = self._config.reasoning_budget
         if bound < 0 or sampling.max_reasoning_tokens is not None:
             return sampling
         return attrs.evolve(sampling, max_reasoning_tokens=bound)
 
     def _sequence(self, prepared: Prepared, index: int, seed: int) -> Sequence:
-        """The sequence of one answer. The first has the request's own state, each other a copy of it."""
+        """The sequence of one answer. The first uses the request's own objects, each other one copies."""
         request, tokens, grammar, is_first = prepared.request, prepared.tokens, prepared.grammar, index == 0
         labels = prepared.labels[index] if prepared.labels else None
         tokens = tokens if labels is None else labels.prompt
@@ -271,9 +271,7 @@ class Submission:
         )
 
     def _most_tokens(self, asked: int | None, left: int) -> tuple[int, tuple[str, ...]]:
-        """The tokens that an answer can have where the context has so many left, and a warning where that is less than
-        it asks for.
-        """
+        """Maximum tokens of an answer if the context has `left`, and a warning if that is less than it asks for."""
         limit = self._config.max_tokens
         most = min((limit or DEFAULT_MAX_TOKENS) if asked is None else asked, limit or left, left)
         if asked is None or asked <= most:
@@ -283,7 +281,7 @@ class Submission:
         return most, (f"max_tokens: {asked:,} do not fit the context beside the prompt, which leaves {left:,}",)
 
     def _is_paced(self, request: Request) -> bool:
-        """Whether tokens are given evenly, those of several answers together."""
+        """Whether tokens are delivered at even intervals, for all answers alike."""
         is_wanted = "off" not in (request.pace, self._config.pace)
         return is_wanted and request.stream and not request.sampling.reproducible
 
@@ -309,11 +307,11 @@ class Submission:
         self._metrics.tokens_dropped_total += tokens
 
     def _span(self, request: Request) -> list[str]:
-        """The span that a request's end is reported to; empty where no listener asks for ends."""
+        """Span to which the end of the request is reported; empty without listeners."""
         return [span_of(request.metadata)] if self.on_over else []
 
     def _over(self, asked: Request, sequences: list[Sequence], traceparent: list[str]) -> None:
-        """A request is over, which can be said twice: `traceparent` is taken with the first."""
+        """Called when a request is over, possibly twice: the first call takes `traceparent`."""
         self._forget(*sequences)
         if traceparent:
             self._tell(_over(asked, sequences, traceparent.pop()))

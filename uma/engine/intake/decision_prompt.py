@@ -32,7 +32,7 @@ from uma.types.decision import DecisionQuestion, DecisionRequest, Option
 MAX_NAME_TOKENS = 64
 """Maximum tokens of all names of a question for which names are used by default: each can need a row of logits."""
 _QUESTION, _CUT = "\ufdd0", "\ufdd1"
-"""Characters that no text has: for the place of the question, and for a cut in the spelling of a special token."""
+"""Characters that no text has: for the question's place, or a cut in a special token's spelling."""
 _NONE = "\ufffd"
 """Character that replaces these in a text, so that the places of its pictures stay."""
 Speller = Callable[[str], labels.Path]
