@@ -24,7 +24,7 @@ from uma.cli import checks, doctor, main, ps
 from uma.cli.checks import Check
 from uma.config import RuntimeConfig
 from uma.engine import sizing
-from uma.llama import backend, devices, extra_buffers, library, pages
+from uma.llama import backend, extra_buffers, library, pages
 from uma.models.catalog import MOST_BROKEN
 from uma.net.controls import TABLE
 from uma.supervisor.estimate import planned_memory
@@ -189,16 +189,6 @@ def test_a_build_that_leaves_the_cpu_unused_is_to_be_rebuilt(capsys: Capsys, mon
     assert "AVX9" in found["CPU"]["faster"]
     assert main(["doctor"]) == 0
     assert "+ CPU: the CPU has AVX9" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("features", "told"), [(("AVX", "AVX2"), "built for AVX2; "), (("AVX2", "AVX512"), "built for AVX-512; ")]
-)
-def test_a_build_for_avx2_is_told_apart_from_one_for_avx_512(
-    capsys: Capsys, monkeypatch: pytest.MonkeyPatch, features: tuple[str, ...], told: str
-) -> None:
-    monkeypatch.setattr(devices, "cpu_features", lambda: features)
-    assert told in run(capsys)[1]["instructions"]["finding"]
 
 
 def test_what_texts_would_take_of_memory_is_told_before_a_server_is_started(capsys: Capsys, tmp_path: Path) -> None:

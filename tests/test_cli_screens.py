@@ -96,7 +96,7 @@ def checks() -> None:
             Check("UMA", "0.2.0, Python 3.13.1, Linux 6.18.44"),
             Check("llama.cpp", f"0.5.0, {library}", is_detail=True),
             Check("CPU", "Xeon; UMA uses all of what it can"),
-            Check("instructions", f"built for AVX-512; used: {features}", is_detail=True),
+            Check("instructions", f"used: {features}", is_detail=True),
             Check("socket", "/run/uma.sock", "it is a folder of uid 7: choose another `uma run --socket PATH`"),
             Check("threads", "2, on 2 of 2 CPUs", faster="more threads want the CPUs than there are: end programs"),
         ]

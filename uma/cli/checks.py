@@ -37,8 +37,6 @@ from uma.version import __version__
 
 BUILD_FLAGS = {"avx2": "AVX2", "fma": "FMA", "f16c": "F16C", "avx512f": "AVX512", "asimddp": "DOTPROD"}
 """Features as Linux names them that make a large difference, and the names ggml has for code that uses them."""
-BUILDS = {"AVX512": "built for AVX-512; ", "AVX2": "built for AVX2; "}
-"""The two builds for x86, the wider one first."""
 GPU_TRACES = {
     "/dev/nvidiactl": ("an NVIDIA GPU", "-DGGML_CUDA=on"),
     "/dev/kfd": ("an AMD GPU", "-DGGML_HIP=on"),
@@ -104,13 +102,13 @@ def computing(config: RuntimeConfig) -> Iterator[Check]:
 
 def _cpu() -> Iterator[Check]:
     features = devices.cpu_features()
-    unused = [name for flag, name in BUILD_FLAGS.items() if flag in _cpu_flags() and name not in features]
+    flags = (llama_library.cpu_field("flags") or llama_library.cpu_field("Features")).split()
+    unused = [name for flag, name in BUILD_FLAGS.items() if flag in flags and name not in features]
     rebuild = f"the CPU has {', '.join(unused)}, and this build does not use it: {llama_library.rebuild_command()}"
     part = "a part" if unused else "all"
     yield Check("CPU", f"{llama_library.cpu_name()}; UMA uses {part} of what it can", faster=rebuild if unused else "")
     # Prebuilt wheels and the image are built for AVX2, to run on any CPU; a build from source takes all there is.
-    width = next((told for name, told in BUILDS.items() if name in features), "")
-    yield Check("instructions", f"{width}used: {', '.join(features)}", is_detail=True)
+    yield Check("instructions", f"used: {', '.join(features)}", is_detail=True)
 
 
 def _gpu(config: RuntimeConfig) -> Check:
@@ -118,20 +116,11 @@ def _gpu(config: RuntimeConfig) -> Check:
     if gpus:
         free = [f"{gpu.description} ({figures.size(gpu.free_bytes)} free)" for gpu in gpus]
         return Check("GPU", ", ".join(free) + ("" if config.n_gpu_layers else "; not used: n_gpu_layers is 0"))
-    seen = _gpu_trace()
+    seen = next((found for path, found in GPU_TRACES.items() if os.path.exists(path)), None)
     if seen is None:
         return Check("GPU", "none")
     rebuild = llama_library.rebuild_command(f"CMAKE_ARGS={seen[1]}")
     return Check("GPU", f"{seen[0]}, and this build has no code for it", faster=f"rebuild for it: {rebuild}")
-
-
-def _gpu_trace() -> tuple[str, str] | None:
-    """A GPU that the system shows, and the option that builds llama.cpp for it."""
-    return next((found for path, found in GPU_TRACES.items() if os.path.exists(path)), None)
-
-
-def _cpu_flags() -> frozenset[str]:
-    return frozenset((llama_library.cpu_field("flags") or llama_library.cpu_field("Features")).split())
 
 
 def machine(config: RuntimeConfig) -> Iterator[Check]:

@@ -14,6 +14,7 @@ from typing import Any
 import attrs
 import trio
 
+from uma.engine import Engine
 from uma.engine.intake.overload import full_queue_retry_ms
 from uma.errors import BadRequest, Overloaded, UmaError, VersionMismatch
 from uma.models.names import adapter_in
@@ -54,7 +55,6 @@ from uma.protocol.session import Incoming, Parsed, Refused, ServerSession
 from uma.protocol.versions import negotiate
 from uma.server.connection import TELL_SEC, A, Connection, ConnectionHost, SessionWork
 from uma.server.logs import log
-from uma.server.tracing import traced
 from uma.types import (
     MAX_KEEP_SEC,
     EventStream,
@@ -469,7 +469,11 @@ class JsonConnection(Connection):
 
     async def _trace(self, query: TraceQuery) -> str:
         self._check_owner("trace the server")
-        trace = await traced(self.engine, query.seconds)
+        if self.models is not None:
+            return await self.models.trace(query.seconds)
+        if not isinstance(self.engine, Engine):
+            raise BadRequest.at("type", "there is no trace of this server")
+        trace = (await self.engine.record(query.seconds)).written()
         written = await trio.to_thread.run_sync(b"".join, trace, limiter=self.server.parsing, abandon_on_cancel=True)
         return written.decode()
 
