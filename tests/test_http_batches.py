@@ -172,6 +172,10 @@ def test_metadata_and_rows_have_openai_s_bounds(client: openai.OpenAI) -> None:
     for metadata in ({str(at): "" for at in range(17)}, {65 * "n": ""}, {"a": 513 * "x"}):
         with pytest.raises(openai.BadRequestError, match="metadata: expected"):
             make(metadata)
+    for value in (True, 1, None, ["x"]):
+        wrong: dict[str, Any] = {"a": value}
+        with pytest.raises(openai.BadRequestError, match=r"metadata\['a'\]: expected a string"):
+            make(wrong)
     with pytest.raises(openai.BadRequestError, match="over 50,000 lines"):
         make({}, b"\n" * 50_001)
 

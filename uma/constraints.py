@@ -186,8 +186,7 @@ class Values:
     def problem(self, value: Any) -> str | None:
         """Why `value` is not allowed, or None."""
         for key, member in value.items():
-            is_number = isinstance(member, int | float) and not isinstance(member, bool) and abs(member) < math.inf
-            if not isinstance(key, str) or not is_number or self.range.problem(member):
+            if not isinstance(key, str) or self.range.problem(member):
                 return f"holds {show(key)}: {show(member)}; each value must be a number {self.range}"
         return None
 
@@ -282,6 +281,9 @@ def problems(value: Any, hint: Any, path: str) -> Iterator[Wrong]:
     elif origin in (list, tuple):
         item = get_args(hint)[0]
         wrong = (problems(value[index], item, f"{path}[{index}]") for index in _suspects(value, item))
+        yield from islice(chain.from_iterable(wrong), MAX_LINES + 1)
+    elif origin is dict and (member := get_args(hint)[1]) is not Any:
+        wrong = (problems(each, member, f"{path}[{show(key)}]") for key, each in value.items())
         yield from islice(chain.from_iterable(wrong), MAX_LINES + 1)
 
 

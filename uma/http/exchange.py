@@ -262,7 +262,7 @@ class Exchange:
         if self._fields is not None:
             make = partial(build, self._fields)
             self._fields = self._fields if keeps else None
-            return make() if self.is_quick else await self._in_thread(make)
+            return make() if self.is_quick else await self.in_thread(make)
         with self.sending():
             data = await self.body()
             self.is_quick = is_quick(data)
@@ -278,13 +278,13 @@ class Exchange:
                 return fields, build(fields)
 
             with arrivals().reading(len(data)):
-                fields, made = await self._in_thread(read)
+                fields, made = await self.in_thread(read)
             self._note_user(fields)
             return made
 
-    async def _in_thread(self, read: Callable[[], T]) -> T:
-        """What `read` gives in one of the few threads that read large bodies. Those of clients that have given up
-        are not read: with retries behind time-outs these would be most.
+    async def in_thread(self, read: Callable[[], T]) -> T:
+        """What `read` gives in one of the few threads for what is large, such as bodies. It is not begun for a client
+        that has given up: with retries behind time-outs that would be most of the work.
         """
         return await self.unless_gone(
             partial(trio.to_thread.run_sync, read, limiter=self.parsing, abandon_on_cancel=True)

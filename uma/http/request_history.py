@@ -12,7 +12,6 @@ from contextlib import suppress
 from typing import Any
 
 import attrs
-import trio
 
 from uma import posix
 from uma.errors import BadRequest
@@ -66,7 +65,7 @@ async def _answer(http: Exchange, told: Callable[[History], Body]) -> None:
             return dumps(told(history))
 
     try:
-        await http.answer(await trio.to_thread.run_sync(read, abandon_on_cancel=True))
+        await http.answer(await http.in_thread(read))
     except BadRequest as error:
         raise NotFound(error.message) from None
 

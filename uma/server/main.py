@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import signal
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
@@ -46,6 +47,10 @@ AT_ONCE_SEC = 1.0
 """Maximum time from a second signal on until the process has ended."""
 LAST_WORDS_SEC = 0.5
 """Part of it in which what runs is told so."""
+SWITCH_SEC = 0.0005
+"""Time after which a thread in Python code lets another one run. Behind threads that parse bodies Trio's thread waits
+this long for its turn after each system call: with Python's 5 ms, hundreds of large bodies held up all else for twice
+as long."""
 
 GC_THRESHOLDS = (50_000, 20, 20)
 """Objects made before Python looks for cycles among the young ones, and how often among older ones. With its defaults a
@@ -101,6 +106,7 @@ def run_server(
     `ModelError` where it cannot start.
     """
     progress = progress or LoadProgress()
+    sys.setswitchinterval(SWITCH_SEC)
     with logging_to(config, fields=log_fields):
         try:
             return trio.run(
