@@ -472,6 +472,7 @@ def test_what_was_shown_of_an_answer_outlives_its_server(socket_dir: Path, home:
         begin_a_story(terminal)
         server.process.kill()
         terminal.wait_for("The conversation is kept, and so is the answer up to here.")
+        assert "start it with `uma run --socket /" in " ".join(terminal.text.split())
         wait_for_prompt(terminal)
         tell(terminal, "/save so-far.json", "Saved to so-far.json")
     (turn,) = ChatHistory.load(home / "so-far.json").turns

@@ -52,6 +52,7 @@ def test_a_server_is_told_with_its_process_model_sessions_and_since_when(
     table = uma_told("ps", "--socket", str(server.socket)).stdout
     assert table.splitlines()[0].split() == ["pid", "model", "sessions", "since", "socket"]
     assert table.splitlines()[1].startswith(f"{server.pid} ")
+    assert uma_told("ps", "--socket", f"{server.socket.parent}//{server.socket.name}").stderr == "", "it is that one"
 
 
 def test_by_default_the_usual_socket_is_asked_and_those_beside_it(socket_dir: Path, uma_told: RunInProcessText) -> None:

@@ -69,7 +69,7 @@ def main(options: argparse.Namespace) -> int:
             print(json_text([_as_json(server) for server in found], indent=2))
         elif found:
             show_servers(found)
-            if found[0].socket != loaded.config.socket:
+            if found[0].socket != str(Path(loaded.config.socket)):
                 say.note(f"none on {loaded.config.socket}, the one that commands use; --socket names one of these")
             elif len(found) > 1:
                 say.note("commands use the first of these; --socket names another")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
@@ -20,6 +21,7 @@ import trio
 
 from uma.client.parts import errors_moved, halves, joined_embeddings, joined_ranking
 from uma.client.stream import Stream
+from uma.config import default_socket
 from uma.errors import ConnectionLost, Ended, FrameTooLarge, InternalError, Loading, UmaError, WrongValues, from_code
 from uma.net.client import CLIENT, ORIGIN, OWNER, with_span
 from uma.net.inline import MAX_FRAME_BYTES
@@ -70,6 +72,11 @@ class PendingQuery:
         if not self.answered.is_set():
             self.answer = answer
             self.answered.set()
+
+
+def run_command(path: str) -> str:
+    """The command that starts a server on this socket."""
+    return "uma run" if path == default_socket() else f"uma run --socket {shlex.quote(path)}"
 
 
 @attrs.define(eq=False)
@@ -377,7 +384,8 @@ class Client:
             )
         self._lose(
             ConnectionLost(
-                f"{self._where}: the server went away, and what was running there with it; start it with `uma run`"
+                f"{self._where}: the server went away, and what was running there with it; start it with "
+                f"`{run_command(self._where)}`"
             )
         )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shlex
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -13,8 +12,7 @@ from pathlib import Path
 import trio
 
 from uma import posix
-from uma.client.client import Client
-from uma.config import default_socket
+from uma.client.client import Client, run_command
 from uma.errors import ConnectionLost, Loading, sole_error
 from uma.net.link import Link
 from uma.net.place import objection
@@ -150,8 +148,7 @@ async def _dial(path: Path) -> socket.socket:
 
 def _why(error: OSError, path: Path) -> str:
     if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ECONNREFUSED, errno.ENOTSOCK):
-        where = "" if str(path) == default_socket() else f" --socket {shlex.quote(str(path))}"
-        return f"no server listens there; start one with `uma run{where}`"
+        return f"no server listens there; start one with `{run_command(str(path))}`"
     if error.errno in (errno.EACCES, errno.EPERM):
         return "not permitted: the server belongs to another user, or its --socket-mode keeps you out"
     return str(error.strerror or error)
