@@ -164,7 +164,7 @@ def test_links_to_folders_are_followed_once_each_and_what_is_no_file_is_no_model
     (folder / "again").symlink_to(folder / "own")
     (elsewhere / "back").symlink_to(folder)
     os.mkfifo(folder / "pipe.gguf")
-    os.mkfifo(folder / "mmproj-pipe.gguf")
+    os.mkfifo(folder / "mmproj-near.gguf")
     listed = available({"UMA_MODELS": str(folder)})
     assert [each.name for each in listed] == ["builtin", "a-link/deep/far", "own/near"]
     assert not [each.problem for each in listed if each.problem]

@@ -99,7 +99,9 @@ class Projectors:
 
     def _in(self, folder: Path) -> dict[Path, Glance | None]:
         if folder not in self._by_folder:
-            found = [entry for entry in entries(folder) if entry.suffix == ".gguf" and is_projector(entry.name)]
+            named = [entry for entry in entries(folder) if entry.suffix == ".gguf" and is_projector(entry.name)]
+            # Loading would wait for a pipe; of one that is missing it says what is wrong.
+            found = [entry for entry in named if entry.is_file() or not entry.exists()]
             self._by_folder[folder] = {projector: glance(projector) for projector in found}
         return self._by_folder[folder]
 
