@@ -282,7 +282,7 @@ class Chat:
         thoughts: list[str] = []
         finished: Finished | None = None
         failure: UmaError | None = None
-        async with self.view.answering(partial(told_progress, self.opened.source, request.id)) as shown:
+        async with self.view.answering(partial(told_progress, self.opened.source, request.id)) as show:
             with self.interrupts.stopping() as stop:
                 try:
                     async with self.opened.source.generate(request) as stream:
@@ -290,10 +290,10 @@ class Chat:
                         async for event in stream:
                             if isinstance(event, Token):
                                 answer.append(event.text)
-                                await shown.add(event.text)
+                                await show(event)
                             elif isinstance(event, ReasoningDelta):
                                 thoughts.append(event.text)
-                                await shown.think(event.text)
+                                await show(event)
                             elif isinstance(event, Finished):
                                 finished = event
                 except UmaError as error:

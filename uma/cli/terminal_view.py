@@ -20,8 +20,9 @@ from uma.cli.sanitize import sanitize
 from uma.cli.source import LOOK_SEC
 from uma.cli.table import wrapped
 from uma.cli.terminal import SilentTyping
-from uma.cli.view import ChatView, Look, ShownAnswer
+from uma.cli.view import ChatView, Look, Show
 from uma.errors import UmaError
+from uma.types import ReasoningDelta, Token
 
 FRAME_SEC = 0.05
 """Interval between two drawings of an answer: quick enough to look alive, slow enough to cost nothing."""
@@ -64,8 +65,12 @@ class TerminalView(ChatView):
         return self._silence
 
     @asynccontextmanager
-    async def answering(self, look: Look) -> AsyncIterator[ShownAnswer]:
+    async def answering(self, look: Look) -> AsyncIterator[Show]:
         live = LiveMarkdown(self.console, self.console.file)
+
+        async def show(event: Token | ReasoningDelta) -> None:
+            (live.add if isinstance(event, Token) else live.think)(event.text)
+
         # A Ctrl-Z that comes too late for `_suspend` stops the process once the terminal is as it was.
         with _suspensions() as arrivals:
             try:
@@ -74,23 +79,10 @@ class TerminalView(ChatView):
                     nursery.start_soon(_look, live, look)
                     if arrivals is not None:
                         nursery.start_soon(_suspend, arrivals, live, self._silence)
-                    yield LiveAnswer(live)
+                    yield show  # what draws is a task beside the one that receives
                     nursery.cancel_scope.cancel()
             finally:
                 live.finish()
-
-
-@attrs.frozen
-class LiveAnswer(ShownAnswer):
-    """An answer drawn by a task beside the one that receives it."""
-
-    _live: LiveMarkdown
-
-    async def add(self, text: str) -> None:
-        self._live.add(text)
-
-    async def think(self, text: str) -> None:
-        self._live.think(text)
 
 
 async def _draw(live: LiveMarkdown) -> None:

@@ -16,6 +16,7 @@ import trio
 
 from uma.cli import say
 from uma.cli.terminal import TextOutput
+from uma.types import ReasoningDelta, Token
 
 PROMPT = "> "
 DROPPED = "\x03"
@@ -26,6 +27,10 @@ Look = Callable[[], Awaitable[str]]
 """Tells in a word or two how far an answer is that has not begun. Can raise an `UmaError`."""
 
 
+Show = Callable[[Token | ReasoningDelta], Awaitable[None]]
+"""Shows more of an answer that is being written, or of the thinking before it, which is no part of it."""
+
+
 class LineSource(Protocol):
     """What a chat reads its lines from."""
 
@@ -34,16 +39,6 @@ class LineSource(Protocol):
 
     def forget(self) -> None:
         """Keep the last line out of what later chats remember."""
-
-
-class ShownAnswer(Protocol):
-    """An answer that is being written."""
-
-    async def add(self, text: str) -> None:
-        """More of it."""
-
-    async def think(self, text: str) -> None:
-        """More of the thinking before it, which is not part of it."""
 
 
 class ChatView(Protocol):
@@ -65,7 +60,7 @@ class ChatView(Protocol):
     def talking(self) -> AbstractContextManager[object]:
         """The block of the whole chat: what is typed while no line is read is kept, and not shown among other text."""
 
-    def answering(self, look: Look) -> AbstractAsyncContextManager[ShownAnswer]:
+    def answering(self, look: Look) -> AbstractAsyncContextManager[Show]:
         """A block in which an answer is shown as it is added to, and before its first word what `look` says."""
 
 
@@ -122,22 +117,14 @@ class PlainView(ChatView):
         return nullcontext()
 
     @asynccontextmanager
-    async def answering(self, look: Look) -> AsyncIterator[ShownAnswer]:
-        """See `ChatView.answering`: text alone is shown."""
+    async def answering(self, look: Look) -> AsyncIterator[Show]:
+        """See `ChatView.answering`: text alone is shown, and no thinking, as a script wants the answer alone."""
+
+        async def show(event: Token | ReasoningDelta) -> None:
+            if isinstance(event, Token):
+                await self._output.write(event.text)
+
         try:
-            yield PlainAnswer(self._output)
+            yield show
         finally:
             self._output.end_line()
-
-
-@attrs.frozen
-class PlainAnswer(ShownAnswer):
-    """An answer written as it comes."""
-
-    _output: TextOutput
-
-    async def add(self, text: str) -> None:
-        await self._output.write(text)
-
-    async def think(self, text: str) -> None:
-        """See `ShownAnswer.think`: it is left out, as a script wants the answer alone."""
