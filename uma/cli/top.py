@@ -14,6 +14,7 @@ from typing import Any
 import attrs
 import trio
 
+from uma import posix
 from uma.cli.options import load_settings
 from uma.cli.ps import sockets
 from uma.cli.sanitize import json_text
@@ -172,14 +173,14 @@ def _as_json(state: TopState) -> list[dict[str, Any]]:
 
 
 async def _live(top: Top, _: Interrupts) -> int:
-    from uma.cli.top_screen import Screen, resizes  # noqa: PLC0415  (slow to import: rich)
+    from uma.cli.top_screen import Screen  # noqa: PLC0415  (slow to import: rich)
 
     # A server that is not there is told as any command does, before the screen is taken.
     async with trio.open_nursery() as nursery:
         nursery.start_soon(top.follow)
         await top.changed.wait()
-        async with Screen.opened(sys.stdin.fileno(), sys.stdout.fileno()) as screen, resizes() as sizes:
-            nursery.start_soon(_note_each, sizes, top)
+        async with Screen.opened(sys.stdin.fileno(), sys.stdout.fileno()) as screen:
+            nursery.start_soon(_note_resizes, top)
             nursery.start_soon(_obey, top, screen.keys(), nursery)
             # A terminal that is gone ends the command as a hang-up does, which the kernel sends too.
             with suppress(OSError):
@@ -200,9 +201,10 @@ async def _draw(top: Top, screen: Any) -> None:
             await top.changed.wait()
 
 
-async def _note_each(sizes: AsyncIterator[int], top: Top) -> None:
-    async for _ in sizes:
-        top.changed.set()
+async def _note_resizes(top: Top) -> None:
+    with trio.open_signal_receiver(*posix.signals("SIGWINCH")) as sizes:
+        async for _ in sizes:
+            top.changed.set()
 
 
 async def _obey(top: Top, keys: AsyncIterator[str], nursery: trio.Nursery) -> None:

@@ -14,7 +14,6 @@ import attrs
 import trio
 from rich.console import Console, RenderableType
 
-from uma import posix
 from uma.cli.terminal import TextOutput, set_modes
 from uma.errors import ConfigError
 
@@ -112,10 +111,3 @@ def _drawn(what: RenderableType, columns: int, lines: int) -> str:
     console = Console(file=file, force_terminal=True, width=columns, height=lines, highlight=False)
     console.print(what)
     return "\n" + file.getvalue().rstrip("\n")
-
-
-@asynccontextmanager
-async def resizes() -> AsyncIterator[AsyncIterator[int]]:
-    """A block in which changes of the window's size are noticed."""
-    with trio.open_signal_receiver(*posix.signals("SIGWINCH")) as arrivals:
-        yield arrivals
