@@ -65,8 +65,8 @@ class EngineMetrics:
 
     tokens_generated_total: int = _counter("Tokens generated; those that were dropped included.")
     tokens_dropped_total: int = _counter("Tokens computed ahead for readers that cancelled before their time came.")
-    tokens_late_total: int = _counter("Tokens that came later after the one before than a quarter over their target.")
-    lead_ms: float = _level("Milliseconds that readers could go on for when the last piece of a prompt was planned.")
+    tokens_late_total: int = _counter("Tokens that came more than a quarter of their target late.")
+    lead_ms: float = _level("Milliseconds of tokens that readers had when the last piece of a prompt was planned.")
     prompt_tokens_total: int = _counter("Prompt tokens of all requests that were started.")
     cached_tokens_total: int = _counter("Prompt tokens that were in the cache.")
     reread_tokens_total: int = _counter(
@@ -80,15 +80,15 @@ class EngineMetrics:
     embed_tokens_total: int = _counter("Tokens of texts for embeddings and rankings that were computed.")
     batch_calls_total: int = _counter("Calls of llama_decode.")
     last_batch_size: int = _level("Tokens of the last llama_decode call.", default=0)
-    decode_ms_ewma: float = _level("Milliseconds of a llama_decode call of late.")
+    decode_ms_ewma: float = _level("Milliseconds of recent llama_decode calls, a moving average.")
     outside_decode_ms_total: float = _counter(
         "Milliseconds of the decode thread outside llama_decode while it had work.", 0.0
     )
     service_ms_ewma: float = _level("Usual milliseconds from a request's begin to its end.")
     draft_tokens_total: int = _counter("Tokens that were guessed and verified; in no other counter.")
-    draft_accepted_total: int = _counter("Drafted tokens that held. They are generated tokens like any other.")
+    draft_accepted_total: int = _counter("Drafted tokens that were accepted. They are generated tokens like any other.")
     draft_saved_ms_total: float = _counter(
-        "Milliseconds that readers were spared by drafts; what drafts cost in vain is taken off.", 0.0
+        "Milliseconds that drafts saved readers, less the time of drafts that were not verified.", 0.0
     )
     draft_model_ms_total: float = _counter("Milliseconds in llama_decode of the draft model; in no other figure.", 0.0)
     preemptions_total: int = _counter("Sequences whose KV cells went to another.")
@@ -111,15 +111,15 @@ class EngineMetrics:
     kv_cells_share: int = _gauge("KV cells that one request can have.")
     sequence_ids_used: int = _gauge("Sequence ids in use.")
     compute_threads: int = _gauge("Threads that compute now: fewer than cores while other programs use them.")
-    neighbour_load: float = _level("Threads of other programs that wanted to run beside them of late.")
-    stolen_share: float = _level("Part of a busy core's time that the host of this virtual machine took of late.")
+    neighbour_load: float = _level("Threads of other programs that wanted the compute cores recently.")
+    stolen_share: float = _level("Part of a busy core's time that the host of this virtual machine took recently.")
     stalls_total: int = _counter("Batches computed again with fewer threads, because other programs took their cores.")
     mixed_batches_total: int = _counter("Batches of a decode step and pieces of prompts together.")
     ttft_ms: Histogram = _histogram("Milliseconds from a request's arrival to its first token.")
     inter_token_ms: Histogram = _histogram("Milliseconds between a request's tokens.")
     decode_ms: Histogram = _histogram("Milliseconds of one llama_decode call.")
     piece_lead_ms: Histogram = _histogram(
-        "Milliseconds that readers could go on for when a piece of a prompt was planned."
+        "Milliseconds of tokens that readers had when a piece of a prompt was planned."
     )
     batch_size: Histogram = _histogram("Tokens of one llama_decode call.", SIZE_BOUNDS)
     cache: CacheMetrics = attrs.field(factory=CacheMetrics)
