@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Generator, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Generator, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 from uma import json_text
@@ -98,6 +98,7 @@ class PushedCall(ABC):
     def __init__(self, tools: Mapping[str, Schema]) -> None:
         self._tools = tools
         self._out = ""
+        self._depth = 0
         self.name: str | None = None
         self.arguments = ""
         self.is_whole = False
@@ -129,9 +130,24 @@ class PushedCall(ABC):
         self.is_whole = isinstance(value, dict)
         self.problem = "" if self.is_whole else "its arguments are no JSON object"
 
+    @contextmanager
+    def _nested(self) -> Iterator[None]:
+        """A block that reads the members of a value. Raises `NoCallError` below `MAX_NESTING` others."""
+        if self._depth == MAX_NESTING:
+            raise NoCallError("its arguments are nested too deeply")
+        self._depth += 1
+        yield
+        self._depth -= 1
+
     def _give(self, text: str) -> None:
         self.arguments += text
         self._out += text
+
+    def _give_value(self, text: str, kinds: frozenset[str]) -> None:
+        try:
+            self._give(value_in_text(text, kinds))
+        except ValueError as error:
+            raise NoCallError(str(error)) from None
 
     def _one_of(self, *texts: str, read: str = "") -> Reading:
         """Read one of these texts, white space aside. `read` is the part that has come before."""
@@ -357,10 +373,7 @@ class _PairsCall(PushedCall):
             yield from self._text(form.padding, form.value_close)
         else:
             text = (yield from self._value(kinds)).removeprefix(form.padding).removesuffix(form.padding)
-            try:
-                self._give(value_in_text(text, kinds))
-            except ValueError as error:
-                raise NoCallError(str(error)) from None
+            self._give_value(text, kinds)
         return (yield from self._one_of(form.key_open, form.end))
 
     def _open_value(self, kinds: frozenset[str]) -> Reading:
@@ -376,10 +389,7 @@ class _PairsCall(PushedCall):
             char = yield from self._visible()
         else:
             read, char = yield from self._json(char, stops)
-            try:
-                self._give(value_in_text(_WORDS.get(read, read), kinds - {"string"}))
-            except ValueError as error:
-                raise NoCallError(str(error)) from None
+            self._give_value(_WORDS.get(read, read), kinds - {"string"})
         if char not in stops:
             raise NoCallError("a value has no end")
         yield from self._one_of(stops[char], read=char)
@@ -404,7 +414,6 @@ class _PairsCall(PushedCall):
 class _BracesCall(PushedCall):
     def __init__(self, form: BracesForm, tools: Mapping[str, Schema]) -> None:
         self._form = form
-        self._depth = 0
         super().__init__(tools)
 
     def _read(self) -> Reading:
@@ -441,11 +450,8 @@ class _BracesCall(PushedCall):
     def _value(self, char: str, close: str) -> Reading:
         """Read a value that begins with `char`. Returns the comma or the closing character behind it."""
         if char in "{[":
-            if self._depth == MAX_NESTING:
-                raise NoCallError("its arguments are nested too deeply")
-            self._depth += 1
-            yield from self._braces() if char == "{" else self._brackets()
-            self._depth -= 1
+            with self._nested():
+                yield from self._braces() if char == "{" else self._brackets()
         elif char == self._form.quote[0]:
             yield from self._quoted()
         else:
@@ -475,20 +481,12 @@ class _BracesCall(PushedCall):
         for expected in quote[1:]:
             if (yield) != expected:
                 raise NoCallError("a value is not between this model's quotes")
-        self._give('"')
-        held = ""
-        while not held.endswith(quote):
-            held += yield
-            keep = len(held) if held.endswith(quote) else overlap(held, quote)
-            self._give(_escaped(held[: len(held) - keep]))
-            held = held[len(held) - keep :]
-        self._give('"')
+        yield from self._text("", quote)
 
 
 class _ElementsCall(PushedCall):
     def __init__(self, form: ElementsForm, tools: Mapping[str, Schema]) -> None:
         self._form = form
-        self._depth = 0
         super().__init__(tools)
 
     def _read(self) -> Reading:
@@ -531,20 +529,14 @@ class _ElementsCall(PushedCall):
     def _value(self, schema: Schema, close: str) -> Generator[None, str, None]:
         kinds = _kinds(schema, self._root) - {"null"}
         if kinds <= {"array", "object"}:
-            if self._depth == MAX_NESTING:
-                raise NoCallError("its arguments are nested too deeply")
-            self._depth += 1
             read = self._members if "object" in kinds else self._items
-            yield from read(container_of(schema, self._root), close)
-            self._depth -= 1
+            with self._nested():
+                yield from read(container_of(schema, self._root), close)
         elif kinds == {"string"}:
             yield from self._text("", close)
         else:
             text = yield from self._until(close)
-            try:
-                self._give(value_in_text(text, kinds))
-            except ValueError as error:
-                raise NoCallError(str(error)) from None
+            self._give_value(text, kinds)
 
 
 def _loaded(text: str) -> object:
