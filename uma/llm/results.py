@@ -42,7 +42,7 @@ class Completion:
     index: int = 0
     """Number of the answer among those of the prompt, from 0."""
     logprobs: tuple[dict[int, TokenLogprob], ...] | None = None
-    """For each token a dict by token id, with itself and the likeliest tokens. None unless `logprobs` was set."""
+    """A dict of each token, by token id, with itself and the likeliest tokens. None unless `logprobs` was set."""
     cumulative_logprob: float | None = None
     """Sum of the log probabilities of its tokens. None unless `logprobs` was set."""
     stop_reason: str | None = None
@@ -77,7 +77,7 @@ class RequestOutput:
     `prompt_logprobs` was set."""
     prompt_token_ids: tuple[int, ...] | None = None
     prompt_logprobs: tuple[dict[int, TokenLogprob] | None, ...] | None = None
-    """For each token a dict by token id, with itself and the likeliest tokens; None for the first token. None unless
+    """A dict of each token, by token id, with itself and the likeliest tokens; None for the first token. None unless
     `prompt_logprobs` was set."""
     index: int = 0
     """Number of the prompt among the prompts of the call, from 0."""
