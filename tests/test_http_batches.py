@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import re
 import sqlite3
 import stat
 import tracemalloc
@@ -16,7 +17,7 @@ from typing import Any
 import openai
 import pytest
 from engine_world import config_for
-from http_server import HttpServer, hosted_http, running_http
+from http_server import HttpServer, hosted_http, new_key, running_http
 from openai.types import Batch
 
 from harness import until
@@ -238,6 +239,22 @@ def test_a_batch_goes_on_in_the_next_server_and_each_key_sees_its_own(tmp_path: 
         assert index.execute("SELECT count(*) FROM batches").fetchone() == (1,)
     index.close()
     assert not list((jobs / "batches").iterdir())
+
+
+def test_a_batch_s_tokens_are_its_key_s_and_a_row_that_waits_for_the_key_s_bound_is_no_refusal(tmp_path: Path) -> None:
+    key = new_key("ann", keys := tmp_path / "keys.toml", "max_tokens_per_minute = 1\n")
+    options = ("--http-jobs", str(tmp_path / "jobs"), "--http-keys", str(keys))
+    with running_http(tmp_path, *options) as server, client_of(server, key) as ann:
+        begun(ann, [line(number) for number in range(400)])
+
+        def told() -> str:
+            return server.ask("GET", "/metrics", authorization=f"Bearer {key}").body.decode()
+
+        text = until(told, lambda text: 'uma_http_requests_total{status="429"}' in text)
+    figures = dict(re.findall(r'^uma_key_(\w+)_total{key="ann"} (\d+)$', text, re.MULTILINE))
+    assert int(figures["requests"]) > 0
+    assert int(figures["completion_tokens"]) > 0
+    assert int(figures["refused"]) == 0
 
 
 def test_a_batch_that_cannot_go_on_says_why_and_goes_on_once_it_can(tmp_path: Path) -> None:

@@ -418,7 +418,7 @@ class Exchange:
     def failed(self, error: UmaError) -> Problem:
         """The problem that `error` is, which ends the answer: with the body's own names, and in the log."""
         self.failure, problem = error, Problem.of(error, self.names)
-        if self.account is not None and problem.status == 429:
+        if self.account is not None and problem.status == 429 and ACCOUNT not in self.scope:  # a batch asks again
             self.account.refused += 1
         level = logging.INFO if problem.kind == "loading" else logging.WARNING  # a client that polls asks many times
         asked = {"path": self.path[:100], "status": problem.status}  # what is longer is no path of ours
