@@ -283,7 +283,7 @@ def problems(value: Any, hint: Any, path: str) -> Iterator[Wrong]:
         wrong = (problems(value[index], item, f"{path}[{index}]") for index in _suspects(value, item))
         yield from islice(chain.from_iterable(wrong), MAX_LINES + 1)
     elif origin is dict and (member := get_args(hint)[1]) is not Any:
-        wrong = (problems(each, member, f"{path}[{show(key)}]") for key, each in value.items())
+        wrong = (problems(found, member, f"{path}[{show(key)}]") for key, found in value.items())
         yield from islice(chain.from_iterable(wrong), MAX_LINES + 1)
 
 

@@ -230,10 +230,10 @@ def access(config: RuntimeConfig, pids: Iterable[int] = ()) -> Iterator[Check]:
     server reads again leaves it with what it had.
     """
     every = [config, *(_with_files_of(pid, config) for pid in pids)]
-    by_files = {(each.http_keys, each.http_tls_cert, each.socket_users): each for each in every}
-    for named, each in by_files.items():
+    by_files = {(own.http_keys, own.http_tls_cert, own.socket_users): own for own in every}
+    for named, own in by_files.items():
         if any(named):
-            yield Check("access", ", ".join(filter(None, named)), _access_problem(each))
+            yield Check("access", ", ".join(filter(None, named)), _access_problem(own))
 
 
 def _access_problem(config: RuntimeConfig) -> str:
@@ -258,7 +258,7 @@ def _with_files_of(pid: int, config: RuntimeConfig) -> RuntimeConfig:
         options = build_parser().parse_args(words[words.index("run") :])
         if options.config_file is not None:
             options.config_file = folder / options.config_file
-        served = load_settings(options, dict(each.split("=", 1) for each in variables if "=" in each)).config
+        served = load_settings(options, dict(word.split("=", 1) for word in variables if "=" in word)).config
     except (OSError, ValueError, UmaError, SystemExit):  # it is gone, another user's, or no `uma run`
         return config
     named = {name: getattr(served, name) for name in FILES}

@@ -536,7 +536,9 @@ class LoadedModels(Models):
         waits, config, (lane, _) = [wait for wait in model.waits if wait.id], self._config_of(model.file), QUEUED.get()
         at_once = config.max_sequences or self._card_of(model).limits.max_sequences
         # More answers than run at once are refused later.
-        queued = [(own, sum(min(drawn, at_once) for drawn in each)) for own, each in (wait.queued for wait in waits)]
+        queued = [
+            (own, sum(min(drawn, at_once) for drawn in counts)) for own, counts in (wait.queued for wait in waits)
+        ]
         waiting, ahead = (sum(answers for own, answers in queued if own >= least) - at_once for least in (-1, lane))
         is_first = not any(wait.client == CLIENT.get() for wait in waits)
         if is_full(lane, waiting, ahead, config.max_queue, is_first=is_first):
