@@ -482,3 +482,16 @@ def test_a_proxys_requests_without_a_key_manage_nothing(server: HttpServer) -> N
     refused = server.ask("DELETE", "/api/delete", {"model": "alpha"}, x_forwarded_for="203.0.113.9")
     assert refused.status == 403
     assert "only the user that the server runs as can delete models" in refused.json["error"]
+
+
+def test_a_file_that_is_broken_since_the_folders_were_looked_at_is_told_as_any_broken_one() -> None:
+    with short_directory() as path:
+        folder = path / "models"
+        folder.mkdir()
+        write_model(folder / "alpha.gguf")
+        with running_http(path, "--models", "all", UMA_MODELS=str(folder)) as server:
+            assert server.ask("POST", "/api/show", {"model": "builtin"}).status == 200
+            os.truncate(folder / "alpha.gguf", 2_000)
+            for ask in ("/v1/completions", "/api/show"):
+                answer = server.ask("POST", ask, {"model": "alpha", "prompt": "Once", "max_tokens": 2})
+                assert (answer.status, "alpha.gguf" in str(answer.json)) == (422, True), answer.body

@@ -40,10 +40,10 @@ def chosen(named: str, model: Path) -> Path | None:
     return Path(named).expanduser() if named else beside(model)
 
 
-def size_bytes(projector: Path | None) -> int:
+def size_bytes(file: Path | None) -> int:
     """What its weights take of memory; 0 where there is no such file: loading it says what is wrong."""
     try:
-        return 0 if projector is None else projector.stat().st_size
+        return 0 if file is None else file.stat().st_size
     except OSError:
         return 0
 

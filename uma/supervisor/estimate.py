@@ -4,7 +4,6 @@ header.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import attrs
@@ -51,7 +50,7 @@ def planned_memory(path: Path, config: RuntimeConfig) -> tuple[int, MemoryPlan |
     except ConfigError:
         raise
     except (UmaError, OSError):  # loading it says what is wrong
-        return rough_bytes(path.stat().st_size if os.path.isfile(path) else 0), None
+        return rough_bytes(projectors.size_bytes(path)), None
     if plan is None:
         return rough_bytes(size_bytes), None
     return size_bytes + plan.kv_bytes + plan.state_bytes + beside_bytes, plan

@@ -227,7 +227,10 @@ class LoadedModels(Models):
                 await self._plan(found)
             listed, n_ctx = self._listed(found.file), 0 if found.context is None else found.context.cells
             look = partial(header_card, listed, self._card_of(found), self._config_of(found.file), n_ctx)
-            found.header = state, await trio.to_thread.run_sync(look, abandon_on_cancel=True)
+            try:
+                found.header = state, await trio.to_thread.run_sync(look, abandon_on_cancel=True)
+            except ModelError as error:  # the file is another one than at the last look at the folders
+                raise ModelUnusable(f"model: {error.message}") from error
         return attrs.evolve(found.header[1], models=self.names)
 
     @asynccontextmanager
