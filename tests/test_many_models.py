@@ -20,6 +20,7 @@ import pytest
 import trio
 import trio.testing
 from http_server import STREAM_ERRORS, Answered, HttpServer, ServeModels, running_http
+from projectors import write_projector
 from several import GREEDY, NAMES, PROMPT, children, taken_bytes
 from starlette.types import ASGIApp, Message
 
@@ -859,14 +860,16 @@ async def post(app: ASGIApp, path: str, body: dict[str, Any], said: list[Message
     ],
 )
 async def test_streams_and_no_other_answers_begin_while_their_model_is_loaded(
-    folder: Path,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     mock_clock: trio.testing.MockClock,
     path: str,
     asks: dict[str, Any],
     begins: bytes,
 ) -> None:
-    monkeypatch.setenv("UMA_MODELS", str(folder))
+    monkeypatch.setenv("UMA_MODELS", str(tmp_path))
+    write_model(tmp_path / "alpha.gguf")
+    write_projector(tmp_path / "mmproj-alpha.gguf", hears="ultravox")
     config = RuntimeConfig(models="alpha", threads=1)
     said: list[Message] = []
     others = children(os.getpid())
@@ -900,7 +903,8 @@ async def test_what_waits_for_a_load_when_the_server_stops_is_told_so_in_its_own
 
     async def ask(path: str, is_streamed: bool) -> None:
         answer = said[path, is_streamed] = []
-        await post(app, path, {**chat, "prompt": "Hi", "input": "Hi", "stream": is_streamed}, answer)
+        asked = {"input": "Hi"} if path == "/v1/responses" else {"prompt": "Hi", "input": "Hi"}
+        await post(app, path, {**chat, **asked, "stream": is_streamed}, answer)
 
     others = children(os.getpid())
     async with open_models(config, LoadProgress()) as models:

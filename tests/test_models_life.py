@@ -28,7 +28,7 @@ from models import CHATML, write_large_cells, write_model
 from uma.config import ModelSettings, RuntimeConfig
 from uma.contracts.explaining import sentences
 from uma.engine.intake.overload import full_queue_retry_ms
-from uma.errors import BadRequest, ConfigError, InternalError, ModelUnusable, Overloaded, UnknownModel
+from uma.errors import BadRequest, ConfigError, InternalError, ModelUnusable, Overloaded, PromptTooLarge, UnknownModel
 from uma.figures import MB
 from uma.http import openai
 from uma.http.problem import Problem
@@ -36,7 +36,7 @@ from uma.models.catalog import MOST_BROKEN
 from uma.models.shelf import Shelf
 from uma.net.client import CLIENT, OWNER, QUEUED
 from uma.supervisor import LoadedModels, child, open_models
-from uma.supervisor.model import AGAIN_SEC, CROWDED_MS
+from uma.supervisor.model import AGAIN_SEC, CROWDED_MS, LEAST_TOKENS
 from uma.supervisor.models import IDLE_UNLOAD, MEASURE_SEC, RESCAN_SEC
 from uma.types import LoadProgress, Request, SamplingParams, Source, Token
 
@@ -149,6 +149,43 @@ async def test_a_pinned_model_stays_whatever_needs_its_memory(
         assert not (await models.pin("alpha", is_pinned=False)).is_pinned
         assert await text(models, "gamma-one") == texts["gamma-one"]
         assert models.find("alpha").state != "loaded"
+
+
+async def test_a_model_that_fits_beside_another_by_a_shorter_context_has_that_until_it_is_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("alpha", "beta"):
+        write_large_cells(tmp_path / f"{name}.gguf", layers=8, kv_heads=8, context_length=32_768)
+    settings: dict[str, Any] = {"models": "alpha,beta", "n_ctx": 0, "memory": 1_000, "cache_ram_mb": 0}
+    async with opened(tmp_path, monkeypatch, **settings) as models:
+        first, second = await models.load("alpha"), await models.load("beta")
+        assert models.find("alpha").state == "loaded"
+        assert first.memory_bytes + second.memory_bytes <= 1_000 * MB
+        assert first.info is not None
+        assert second.info is not None
+        longest, shorter = first.info.limits.n_ctx, second.info.limits.n_ctx
+        assert LEAST_TOKENS <= shorter < longest == 16_384
+        with pytest.raises(PromptTooLarge, match=rf"the context of {shorter:,} tokens.*--n-ctx"):
+            async with models.using("beta") as held, held.generate(Request("a", token_ids=(1,) * longest)) as stream:
+                await anext(stream)
+        for name in ("alpha", "beta"):
+            await models.unload(name)
+        await until(lambda: models.find("beta").state == "unloaded" == models.find("alpha").state)
+        again = await models.load("beta")
+        assert again.info is not None
+        assert again.info.limits.n_ctx == longest
+
+
+async def test_what_the_user_has_named_is_not_shortened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("alpha", "beta"):
+        write_large_cells(tmp_path / f"{name}.gguf", layers=8, kv_heads=8, context_length=32_768)
+    settings: dict[str, Any] = {"models": "alpha,beta", "n_ctx": 16_384, "memory": 1_000, "cache_ram_mb": 0}
+    async with opened(tmp_path, monkeypatch, **settings) as models:
+        for name, other in (("alpha", "beta"), ("beta", "alpha")):
+            loaded = await models.load(name)
+            assert loaded.info is not None
+            assert loaded.info.limits.n_ctx == 16_384
+            assert models.find(other).state != "loaded"
 
 
 async def test_a_pin_that_is_refused_for_memory_is_no_failure_of_the_model(

@@ -16,6 +16,7 @@ import trio
 
 from uma.client import Client
 from uma.errors import InternalError, ModelUnusable, UmaError, UnknownModel
+from uma.llama.context import ROUNDED_TOKENS
 from uma.models.catalog import ModelFile
 from uma.models.names import with_adapter
 from uma.net.client import CLIENT, ORIGIN, OWNER, QUEUED, asker
@@ -60,6 +61,8 @@ CROWDED_MS = 10_000
 """Time after which a request is to come again for which there was no memory beside models that stay."""
 AGAIN_SEC = 2.0
 """Time within which a client that works through requests asks again: so long a model stays for the next."""
+LEAST_TOKENS = 8_192
+"""Minimum context of a model that gets a shorter one than if it were alone, so that it fits beside others."""
 STANDSTILL_SEC = 300.0
 """How long a load can tell of no progress. Then its process is ended, so that the models behind it have their turn."""
 
@@ -187,6 +190,10 @@ class ServedModel:
     """What it will take by its header; 0: that was not read, or no memory holds it."""
     context: MemoryPlan | None = None
     """What its context takes of that, where it is known."""
+    cell_bytes: float = 0.0
+    """What a cell of its context takes; 0: none can be left out, as its context is short, or was asked for."""
+    n_ctx: int = 0
+    """Tokens of its context where that is shorter than if the model were alone; 0: it is not."""
     objection: str = ""
     """Why it cannot be loaded, by its header or by its last load, for which nothing leaves again; empty: it can."""
     used_at: float = 0.0
@@ -295,7 +302,7 @@ class ServedModel:
     def forget_process(self) -> None:
         """Forget the process, which has ended."""
         self.client, self.pid, self.has_process, self.is_leaving = None, None, False, False
-        self.stay, self.taken_bytes, self.left_for = trio.CancelScope(), 0, ("stopped", "")
+        self.stay, self.taken_bytes, self.left_for, self.n_ctx = trio.CancelScope(), 0, ("stopped", ""), 0
         self.metrics, self.activity = {}, Activity((), 0, 0, 0, ())
 
     def leave(self, reason: UnloadReason, why: str) -> None:
@@ -320,7 +327,21 @@ class ServedModel:
     @property
     def needs_bytes(self) -> int:
         """What it can come to take, by its header or by what its process took, whichever is more."""
-        return max(self.size_bytes, self.planned_bytes) or rough_bytes(self.file.size_bytes)
+        return (max(self.size_bytes, self.planned_bytes) or rough_bytes(self.file.size_bytes)) - self.spared_bytes
+
+    @property
+    def spared_bytes(self) -> int:
+        """What it takes less than if it were alone, as its context is shorter."""
+        return int((self.context.cells - self.n_ctx) * self.cell_bytes) if self.n_ctx and self.context else 0
+
+    def shorten(self, free_bytes: int) -> bool:
+        """Give it the longest context with which it fits into so many bytes; whether one of `LEAST_TOKENS` does."""
+        if self.context is None or not self.cell_bytes:
+            return False
+        missing = math.ceil((self.needs_bytes - free_bytes) / self.cell_bytes)
+        tokens = (self.context.cells - missing) // ROUNDED_TOKENS * ROUNDED_TOKENS
+        self.n_ctx = tokens if tokens >= LEAST_TOKENS else 0
+        return self.n_ctx > 0
 
     @property
     def stays(self) -> bool:

@@ -24,7 +24,7 @@ from uma.config import ALL_MODELS, BUILTIN, ModelSettings, RuntimeConfig
 from uma.engine.activity import MAX_LISTED
 from uma.engine.intake.overload import full_queue_retry_ms, is_full
 from uma.engine.kv.disk import made_folder
-from uma.engine.sizing import enough_mb, free_memory_bytes
+from uma.engine.sizing import enough_mb, free_kv_bytes, free_memory_bytes
 from uma.errors import (
     STOPPING,
     BadRequest,
@@ -49,7 +49,16 @@ from uma.supervisor.backoff import Failures
 from uma.supervisor.child import CACHE_SHARE, child_config, running, taken_bytes
 from uma.supervisor.estimate import header_card, most_weights_bytes, planned_memory, rough_bytes
 from uma.supervisor.files import HubDownload, removal_of, remove
-from uma.supervisor.model import LOOK_SEC, MOST_MODELS, STANDSTILL_SEC, LoadedModel, LoadWait, ModelLoad, ServedModel
+from uma.supervisor.model import (
+    LEAST_TOKENS,
+    LOOK_SEC,
+    MOST_MODELS,
+    STANDSTILL_SEC,
+    LoadedModel,
+    LoadWait,
+    ModelLoad,
+    ServedModel,
+)
 from uma.supervisor.pressure import Pressure
 from uma.supervisor.residency import UnloadReason, passes, plan
 from uma.types import (
@@ -586,10 +595,11 @@ class LoadedModels(Models):
                 is_planned = asked.has_plan and asked.file_state == await asked.look()
                 if not is_planned and not asked.has_process:
                     await self._plan(asked)
+            unused_bytes = await trio.to_thread.run_sync(free_kv_bytes, self.config, abandon_on_cancel=True)
             self._drop_unwanted()
             if sum(candidate.has_process and candidate.client is None for candidate in self._every) >= MOST_LOADS:
                 return math.inf
-            model, again_at = self._next_load()
+            model, again_at = self._next_load(unused_bytes)
             if model is None:
                 return again_at
             self._asked.remove(model)
@@ -637,10 +647,17 @@ class LoadedModels(Models):
         except ConfigError as error:
             enough = await trio.to_thread.run_sync(self._enough, model, abandon_on_cancel=True)
             why = error.message.removeprefix("n_ctx: ").partition("; " if enough else "\n")[0]
-            model.planned_bytes = 0
+            model.planned_bytes, model.cell_bytes = 0, 0.0
             model.objection = f"{model.file.name} does not fit{enough}: {self._has()}, and {why}"
         else:
             model.planned_bytes, model.objection = planned + config.cache_ram_mb * MB, ""  # which fills later
+            spare = 0 if config.n_ctx or model.context is None else model.context.cells - LEAST_TOKENS
+            model.cell_bytes, short = 0.0, attrs.evolve(config, n_ctx=LEAST_TOKENS)
+            if spare > 0:
+                with suppress(ConfigError):  # it cannot be shorter
+                    look = partial(planned_memory, model.file.path, short)
+                    least, _ = await trio.to_thread.run_sync(look, abandon_on_cancel=True)
+                    model.cell_bytes = max(0, planned - least) / spare
 
     def _enough(self, model: ServedModel) -> str:
         """The `--memory` that is enough for a model with none for its context; empty: not found. Any thread."""
@@ -688,7 +705,9 @@ class LoadedModels(Models):
 
     def _child_config(self, model: ServedModel, budget_bytes: int = 0) -> RuntimeConfig:
         path = BUILTIN if model.file.name == BUILTIN else str(model.file.path)
-        return child_config(self._config_of(model.file), path, budget_bytes or self.budget_bytes)
+        config = self._config_of(model.file)
+        config = attrs.evolve(config, n_ctx=model.n_ctx) if model.n_ctx else config
+        return child_config(config, path, budget_bytes or self.budget_bytes)
 
     def _config_of(self, file: ModelFile) -> RuntimeConfig:
         """The settings that a model has."""
@@ -703,9 +722,10 @@ class LoadedModels(Models):
         self._stuck = [(process, n_bytes) for process, n_bytes in self._stuck if process.poll() is None]
         return self.budget_bytes - sum(n_bytes for _, n_bytes in self._stuck)
 
-    def _next_load(self) -> tuple[ServedModel | None, float]:
-        """The model to load now; or None, and when to look again. For the first that waits for memory others leave;
-        those behind it are loaded where it does not wait any longer for that.
+    def _next_load(self, unused_bytes: int) -> tuple[ServedModel | None, float]:
+        """The model to load now, with a shorter context where it fits by that beside others, and into what is free on
+        the machine; or None, and when to look again. For the first that waits for memory others leave; those behind it
+        are loaded where it does not wait any longer for that.
         """
         again_at, ahead_bytes, most_bytes = math.inf, 0, self._most_bytes()
         for model in list(self._asked):
@@ -724,7 +744,8 @@ class LoadedModels(Models):
                     return model, math.inf
             else:
                 step = plan(name, needs_bytes, most_bytes, residents, trio.current_time())
-                if step.loads:
+                left_bytes = most_bytes - sum(resident.size_bytes for resident in residents)
+                if step.loads or (not model.has_process and model.shorten(min(left_bytes, unused_bytes))):
                     return model, math.inf
                 if step.pinned:
                     left = most_bytes - sum(self._known[pinned_model].needs_bytes for pinned_model in step.pinned)
@@ -775,7 +796,8 @@ class LoadedModels(Models):
         if taken is not None and metrics:
             model.taken_bytes = taken
             most_bytes = config.cache_ram_mb * MB
-            model.size_bytes = max(model.size_bytes, taken + max(0, most_bytes - metrics["cache_ram_bytes"]))
+            more_bytes = max(0, most_bytes - metrics["cache_ram_bytes"]) + model.spared_bytes
+            model.size_bytes = max(model.size_bytes, taken + more_bytes)
             self.changed()
 
     async def _load_pinned(self) -> None:
@@ -921,7 +943,8 @@ class LoadedModels(Models):
     def _note_loaded(self, model: ServedModel, took_sec: float) -> None:
         ms, model.yielded = round(1000 * took_sec), ""
         self._count(model, {"model_loads_total": 1, "model_load_ms_total": ms})
-        log(_log, logging.INFO, "model.loaded", model=model.file.name, ms=ms, bytes=model.size_bytes)
+        n_ctx, n_bytes = model.card.limits.n_ctx if model.card else 0, model.size_bytes - model.spared_bytes
+        log(_log, logging.INFO, "model.loaded", model=model.file.name, ms=ms, bytes=n_bytes, n_ctx=n_ctx)
 
     def _forget_process(self, model: ServedModel) -> None:
         """Keep the counters of a process that has ended, with the requests that failed by its end, and no more."""
