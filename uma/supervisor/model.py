@@ -190,8 +190,6 @@ class ServedModel:
     """What it will take by its header; 0: that was not read, or no memory holds it."""
     context: MemoryPlan | None = None
     """What its context takes of that, where it is known."""
-    cell_bytes: float = 0.0
-    """What a cell of its context takes; 0: none can be left out, as its context is short, or was asked for."""
     n_ctx: int = 0
     """Tokens of its context where that is shorter than if the model were alone; 0: it is not."""
     objection: str = ""
@@ -332,14 +330,16 @@ class ServedModel:
     @property
     def spared_bytes(self) -> int:
         """What it takes less than if it were alone, as its context is shorter."""
-        return int((self.context.cells - self.n_ctx) * self.cell_bytes) if self.n_ctx and self.context else 0
+        plan = self.context
+        return (plan.cells - self.n_ctx) * plan.kv_bytes // plan.cells if self.n_ctx and plan is not None else 0
 
     def shorten(self, free_bytes: int) -> bool:
         """Give it the longest context with which it fits into so many bytes; whether one of `LEAST_TOKENS` does."""
-        if self.context is None or not self.cell_bytes:
-            return False
-        missing = math.ceil((self.needs_bytes - free_bytes) / self.cell_bytes)
-        tokens = (self.context.cells - missing) // ROUNDED_TOKENS * ROUNDED_TOKENS
+        plan = self.context
+        if plan is None or not plan.kv_bytes or plan.window_cells not in (0, plan.cells):
+            return False  # small windows do not become smaller
+        left_bytes = plan.kv_bytes - (self.needs_bytes - free_bytes)
+        tokens = plan.cells * left_bytes // plan.kv_bytes // ROUNDED_TOKENS * ROUNDED_TOKENS
         self.n_ctx = tokens if tokens >= LEAST_TOKENS else 0
         return self.n_ctx > 0
 

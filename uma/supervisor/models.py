@@ -50,7 +50,6 @@ from uma.supervisor.child import CACHE_SHARE, child_config, running, taken_bytes
 from uma.supervisor.estimate import header_card, most_weights_bytes, planned_memory, rough_bytes
 from uma.supervisor.files import HubDownload, removal_of, remove
 from uma.supervisor.model import (
-    LEAST_TOKENS,
     LOOK_SEC,
     MOST_MODELS,
     STANDSTILL_SEC,
@@ -647,17 +646,10 @@ class LoadedModels(Models):
         except ConfigError as error:
             enough = await trio.to_thread.run_sync(self._enough, model, abandon_on_cancel=True)
             why = error.message.removeprefix("n_ctx: ").partition("; " if enough else "\n")[0]
-            model.planned_bytes, model.cell_bytes = 0, 0.0
+            model.planned_bytes = 0
             model.objection = f"{model.file.name} does not fit{enough}: {self._has()}, and {why}"
         else:
             model.planned_bytes, model.objection = planned + config.cache_ram_mb * MB, ""  # which fills later
-            spare = 0 if config.n_ctx or model.context is None else model.context.cells - LEAST_TOKENS
-            model.cell_bytes, short = 0.0, attrs.evolve(config, n_ctx=LEAST_TOKENS)
-            if spare > 0:
-                with suppress(ConfigError):  # it cannot be shorter
-                    look = partial(planned_memory, model.file.path, short)
-                    least, _ = await trio.to_thread.run_sync(look, abandon_on_cancel=True)
-                    model.cell_bytes = max(0, planned - least) / spare
 
     def _enough(self, model: ServedModel) -> str:
         """The `--memory` that is enough for a model with none for its context; empty: not found. Any thread."""
@@ -745,7 +737,8 @@ class LoadedModels(Models):
             else:
                 step = plan(name, needs_bytes, most_bytes, residents, trio.current_time())
                 left_bytes = most_bytes - sum(resident.size_bytes for resident in residents)
-                if step.loads or (not model.has_process and model.shorten(min(left_bytes, unused_bytes))):
+                crowds = bool(step.leave or step.pinned or step.again_at) and not self._config_of(model.file).n_ctx
+                if step.loads or (crowds and model.shorten(min(left_bytes, unused_bytes))):
                     return model, math.inf
                 if step.pinned:
                     left = most_bytes - sum(self._known[pinned_model].needs_bytes for pinned_model in step.pinned)
