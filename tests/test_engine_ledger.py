@@ -126,3 +126,18 @@ async def test_all_contexts_of_an_engine_and_its_snapshots_fit_into_the_memory_t
             await engine.embed(EmbedRequest(id="e", texts=("a text",)))
         assert len(made) >= 2
         assert sum(made) + sum(capacities) <= free_mib * MIB - path.stat().st_size
+
+
+def test_a_model_without_memory_is_told_the_memory_setting_that_is_enough_or_that_what_is_free_bounds_it(
+    models: list[Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = models[3].shape
+    config = RuntimeConfig(n_gpu_layers=0, memory=10)
+    with pytest.raises(ConfigError, match=r"tokens only .*; --memory \d+ is enough$") as bounded:
+        Ledger(config, shape).context_params()
+    enough = int(bounded.value.message.split()[-3])
+    Ledger(attrs.evolve(config, memory=enough), shape).context_params()
+    monkeypatch.setattr(sizing, "free_memory_bytes", lambda: 5 * MIB)
+    with pytest.raises(ConfigError, match=r"; 5\.24 MB of memory are free .*; use a smaller model, or end other") as short:
+        Ledger(attrs.evolve(config, memory=30_000), shape).context_params()
+    assert "--memory" not in short.value.message

@@ -11,8 +11,12 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import attrs
+
 from uma.config import RuntimeConfig
 from uma.engine import sizing
+from uma.errors import ConfigError
+from uma.figures import MB
 from uma.llama.context import ContextParams
 from uma.llama.header import Header
 from uma.llama.shape import Shape
@@ -42,7 +46,24 @@ class Ledger:
         return max(0, int(min(here, self._gpu_left, sizing.free_kv_bytes(self._config))))
 
     def context_params(self) -> ContextParams:
-        """Parameters of the configured context. Raises `ConfigError` if there is no memory for it."""
+        """Parameters of the configured context. Raises `ConfigError` if there is no memory for it, with the `--memory`
+        that is enough, or with what is free where no `--memory` is.
+        """
+        try:
+            return self._context_params()
+        except ConfigError as error:
+            raise ConfigError(f"{error.message}; {self._advice()}") from error
+
+    def _advice(self) -> str:
+        def plan(memory: int) -> None:
+            Ledger(attrs.evolve(self._config, memory=memory), self._shape)._context_params()
+
+        least = (self._shape.size_bytes + sizing.process_bytes(self._shape.n_tokens)) // MB
+        if self._config.memory and (enough := sizing.enough_mb(max(least, self._config.memory), plan)):
+            return f"--memory {enough} is enough"
+        return f"{sizing.free_memory_words()}; use a smaller model, or end other programs"
+
+    def _context_params(self) -> ContextParams:
         free_bytes = self.kv_bytes
         if self._config.memory:  # without the part for snapshots
             free_bytes = min(free_bytes, self.host_bytes - sizing.cache_ram_bytes(self._config, self.host_bytes))

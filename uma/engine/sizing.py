@@ -235,8 +235,7 @@ class _Pool:
         if affordable < 2 * ROUNDED_TOKENS:
             raise ConfigError.at(
                 "n_ctx",
-                f"beside the weights there is memory for {affordable} tokens only ({cell_bytes:,} bytes each); "
-                + ("raise --memory" if self.config.memory else "use a smaller model, or end other programs"),
+                f"beside the weights there is memory for {affordable} tokens only ({cell_bytes:,} bytes each)",
             )
         tokens = min(self._wanted, affordable)
         if self.unified and tokens >= trained >= RULES.max_pool_tokens:
@@ -281,7 +280,7 @@ def _streams(shape: Shape, config: RuntimeConfig, free_bytes: int) -> int:
         raise ConfigError.at(
             "model",
             f"beside the weights {size(free_bytes)} of memory are free, and a sequence's state alone "
-            f"takes {size(shape.state_bytes)}; use a smaller model",
+            f"takes {size(shape.state_bytes)}",
         )
     if not config.max_sequences:
         states = 1 + RULES.least_rolled_back if _wants_rolled_back(shape, config) else 1
@@ -692,6 +691,13 @@ def free_memory_bytes(root: Path = cgroup.ROOT) -> int:
     the system does not say.
     """
     return int(min(_machine_free_bytes(root / "proc" / "meminfo"), cgroup.memory_left_bytes(root)))
+
+
+def free_memory_words() -> str:
+    """How much memory is free, and whether the machine or a control group bounds it."""
+    free_bytes = free_memory_bytes()
+    where = "within the limit of this container or unit" if cgroup.memory_left_bytes() <= free_bytes else "here"
+    return f"{size(free_bytes)} of memory are free {where}"
 
 
 def _machine_free_bytes(meminfo: Path) -> int:

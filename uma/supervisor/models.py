@@ -645,9 +645,11 @@ class LoadedModels(Models):
             )
         except ConfigError as error:
             enough = await trio.to_thread.run_sync(self._enough, model, abandon_on_cancel=True)
-            why = error.message.removeprefix("n_ctx: ").partition("; " if enough else "\n")[0]
+            why = error.message.removeprefix("n_ctx: ")
+            if enough:  # else no --memory is: what bounds it is the memory that is free
+                why = f"{self._has()}, and {why.partition('; ')[0]}"
             model.planned_bytes = 0
-            model.objection = f"{model.file.name} does not fit{enough}: {self._has()}, and {why}"
+            model.objection = f"{model.file.name} does not fit{enough}: {why}"
         else:
             model.planned_bytes, model.objection = planned + config.cache_ram_mb * MB, ""  # which fills later
 
