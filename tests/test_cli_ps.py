@@ -23,6 +23,7 @@ from harness import (
     run_to_end,
     running_server,
     uma_command,
+    until,
 )
 
 
@@ -161,6 +162,28 @@ def test_a_server_that_stops_is_listed_and_waited_for_until_it_is_gone(socket_di
             assert stopping.stdout is not None
             assert f"stopped process {server.pid}, which was stopping".encode() in stopping.stdout.read()
         assert server.wait() == 0
+
+
+@pytest.mark.parametrize("is_frozen_late", [False, True])
+def test_a_server_that_hangs_is_ended_by_stop_now_with_the_processes_of_its_models(
+    socket_dir: Path, tiny: Path, is_frozen_late: bool
+) -> None:
+    flags = ("--models", str(tiny), "--drain-timeout-sec", str(PATIENCE_SEC))
+    with running_server(socket_dir / "s", *flags) as server, server.connect() as raw:
+        raw.hello()
+        raw.send(ask("runs", max_tokens=20_000))
+        raw.until_token("runs")
+        if is_frozen_late:
+            server.signal(signal.SIGTERM)
+            server.log.wait_for("event=server.draining")
+        children = Path(f"/proc/{server.pid}/task").glob("*/children")
+        pids = [int(pid) for file in children for pid in file.read_text().split()]
+        assert pids
+        server.signal(signal.SIGSTOP)
+        done = process("stop", "--now", "--socket", str(server.socket))
+        assert (done.returncode, server.wait()) == (0, -signal.SIGKILL), done.stderr
+        assert f"stopped process {server.pid}, which did not answer on" in done.stdout
+        until(lambda: [pid for pid in pids if Path(f"/proc/{pid}/exe").exists()], lambda left: not left)
 
 
 def test_what_is_no_server_gets_no_signal(socket_dir: Path) -> None:

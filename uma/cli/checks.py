@@ -334,7 +334,7 @@ def server(config: RuntimeConfig) -> Check:
     except trio.TooSlowError:
         remedy = (
             f"timeout: no answer within {SERVER_TIMEOUT_SEC:.0f} s: it can be busy, as `uma top` shows; where nothing "
-            "moves there, look at its log and restart it"
+            "moves there, look at its log, end it with `uma stop --now` and start it again"
         )
         return Check("server", "does not answer", remedy)
     except ConnectionLost as error:

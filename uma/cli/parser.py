@@ -460,7 +460,7 @@ def _duration(most_sec: float, text: str) -> float:
 
 
 def _describe_stop(parser: argparse.ArgumentParser) -> None:
-    add_flag(parser, "--now", "do not let running requests finish")
+    add_flag(parser, "--now", "do not let running requests finish; kill a server that hangs")
     _add_socket(parser)
 
 

@@ -1,12 +1,14 @@
 """`uma stop`: end the server that listens on a socket, and wait until it is gone.
 
-The process is the one that the kernel names as the socket's listener, and it must answer as a UMA server. It is held by
-a handle (a pidfd) while it still answers, so the signal cannot reach another process that got its number later.
+The process is the one that the kernel names as the socket's listener, and it must answer as a UMA server, or with
+`--now` not at all. It is held by a handle (a pidfd) while it still answers, or is connected, so the signal cannot reach
+another process that got its number later.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import signal
 import sys
@@ -27,6 +29,10 @@ from uma.errors import Loading, ShuttingDown, UmaError
 
 AGAIN_SEC = 0.5
 """Time between the signals of `--now`: one lets requests finish, a further one ends the server at once."""
+SILENT_SEC = 3.0
+"""Wait of `--now` for an answer, after which the process that listens is ended without one."""
+KILL_SEC = 5.0
+"""Time of `--now` from the first signal to SIGKILL. A server ends within a second of the second signal."""
 TELL_SEC = 10.0
 """Wait after which the command says what can be done."""
 LOOK_SEC = 0.05
@@ -97,9 +103,22 @@ def main(options: argparse.Namespace) -> int:
 
 async def _stop(path: str, is_now: bool, _: Interrupts) -> int:
     try:
-        return await _stop_ready(path, is_now=is_now)
+        with trio.move_on_after(SILENT_SEC if is_now else math.inf) as patience:
+            return await _stop_ready(path, patience, is_now=is_now)
     except (Loading, ShuttingDown):
         return await _stop_early_or_late(path, is_now=is_now)
+    return await _stop_silent(path)
+
+
+async def _stop_silent(path: str) -> int:
+    """Stop a process that listens and does not answer: it hangs, or has `--protocol newline`."""
+    async with dialled(path) as client:
+        pid = _pid(path, client)
+        with Process.held(pid) as process:
+            process.signal(signal.SIGTERM)
+            await _wait(process, is_now=True)
+    print_wrapped(f"stopped process {pid}, which did not answer on {path}")
+    return 0
 
 
 async def _stop_early_or_late(path: str, *, is_now: bool) -> int:
@@ -125,12 +144,13 @@ def _pid(path: str, client: Client) -> int:
     return client.server_pid
 
 
-async def _stop_ready(path: str, *, is_now: bool) -> int:
+async def _stop_ready(path: str, patience: trio.CancelScope, *, is_now: bool) -> int:
     async with asking(path, waits=False) as client:
         pid, model = _pid(path, client), words.names(client.info.models) or client.info.model.name
         with Process.held(pid) as process:
             # An answer from here on proves that the handle is the server's: it had not ended when it was opened.
             sessions = (await client.metrics())["active_sessions"] - 1
+            patience.deadline = math.inf
             process.signal(signal.SIGTERM)
             others = f"{sessions} other session{'s' * (sessions != 1)}" if sessions else ""
             if others:
@@ -148,9 +168,11 @@ async def _wait(process: Process, *, is_now: bool) -> None:
 
 
 async def _insist(process: Process) -> None:
-    while True:
-        await trio.sleep(AGAIN_SEC)
-        process.signal(signal.SIGTERM)
+    with trio.move_on_after(KILL_SEC):
+        while True:
+            await trio.sleep(AGAIN_SEC)
+            process.signal(signal.SIGTERM)
+    process.signal(signal.SIGKILL)  # it hangs, or was stopped (SIGSTOP)
 
 
 async def _explain(process: Process) -> None:
