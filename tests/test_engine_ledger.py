@@ -138,6 +138,6 @@ def test_a_model_without_memory_is_told_the_memory_setting_that_is_enough_or_tha
     enough = int(bounded.value.message.split()[-3])
     Ledger(attrs.evolve(config, memory=enough), shape).context_params()
     monkeypatch.setattr(sizing, "free_memory_bytes", lambda: 5 * MIB)
-    with pytest.raises(ConfigError, match=r"; 5\.24 MB of memory are free .*; use a smaller model, or end other") as short:
+    with pytest.raises(ConfigError, match=r"; 5\.24 MB of memory are free .*; use a smaller") as short:
         Ledger(attrs.evolve(config, memory=30_000), shape).context_params()
     assert "--memory" not in short.value.message
