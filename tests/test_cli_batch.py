@@ -104,12 +104,15 @@ def wait_for_results(server: ServerProcess, out: Path, least: int) -> None:
 
 
 def test_each_row_has_a_line_as_openai_s_batches_have_it(
-    batch: Callable[..., Any], rows: Callable[..., Path], tmp_path: Path
+    server: ServerProcess, rows: Callable[..., Path], tmp_path: Path
 ) -> None:
     bad = {"custom_id": "bad", "url": URL, "body": {"messages": [], **SHORT}}
     foreign = {"id": "plain", "prompt": "Hi", "model": "gpt-4", **SHORT}
     other = {"custom_id": "other", "url": URL, "body": {"model": "llama-9", "messages": [{"role": "user"}]}}
-    done = batch(str(rows([*lines(20), bad, "not json", foreign, other])))
+    file = rows([*lines(20), bad, "not json", foreign, other])
+    command = uma_command("batch", "--socket", str(server.socket), "-", "-o", str(tmp_path / "out.jsonl"))
+    # Rows of a pipe cannot be looked at before a model answers.
+    done = run(command, input=file.read_text(), env=clean_environ(), capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert re.search(r"done: 24 rows in .* tokens/s, 3 failed", done.stderr)
     assert re.search(
@@ -174,11 +177,11 @@ def test_a_job_goes_on_and_notices_what_has_changed(
     out = tmp_path / "out.jsonl"
     assert batch(str(rows(lines(5)))).returncode == 0
     first = out.read_bytes()
-    grown = batch(str(rows([*lines(8), {"question": 1}])))
+    grown = batch(str(rows([*lines(8), {"messages": []}])))
     assert grown.returncode == 1
     assert out.read_bytes().startswith(first), "what was done is not done again"
     assert len(results(out)) == 9
-    assert batch(str(rows([*lines(8), {"question": 1}]))).returncode == 1, "a row that failed still has"
+    assert batch(str(rows([*lines(8), {"messages": []}]))).returncode == 1, "a row that failed still has"
     other = batch(str(rows(lines(8))), "--seed", "5")
     assert other.returncode == 2
     assert "sampling.seed was null and is 5 now" in other.stderr
@@ -367,7 +370,9 @@ def test_rows_that_all_fail_alike_say_so_once_and_what_can_be_known_before_is_to
     assert (done.returncode, "--template: there is no column 'txt' in the row; it has text" in done.stderr) == (2, True)
     assert not (tmp_path / "out.jsonl").exists(), "it is told before a model is loaded"
     done = batch(str(file))
-    assert (done.returncode, "all 2 rows failed, because: expected a prompt" in done.stderr) == (1, True)
+    assert (done.returncode, "rows 1, 2: expected a prompt" in done.stderr) == (2, True)
+    done = batch(str(rows([{"messages": []}] * 2, "none.jsonl")))
+    assert (done.returncode, "all 2 rows failed, because: messages" in done.stderr) == (1, True)
     assert batch(str(file), "--template", "Say: {text}", "--max-tokens", "2").returncode == 0, "nothing good was lost"
     other = batch(str(file), "--template", "{text}", "--local", "--model", "/none.gguf")
     assert (other.returncode, "was started with other settings: --template was" in other.stderr) == (2, True), (
@@ -458,8 +463,8 @@ def test_a_missing_input_and_no_file_of_results_are_told_at_once(uma_told: RunIn
 
 
 def test_one_row_that_failed_is_told_as_one(batch: Callable[..., Any], rows: Callable[..., Path]) -> None:
-    assert "done: 1 row in" in (told := batch(str(rows([{"a": 1}]))).stderr)
-    assert "1 row failed, because: expected a prompt" in told
+    assert "done: 1 row in" in (told := batch(str(rows([{"messages": []}]))).stderr)
+    assert "1 row failed, because: messages" in told
 
 
 def test_fields_that_had_no_effect_are_named_once_for_all_rows(
@@ -512,12 +517,59 @@ def test_what_is_wrong_with_a_row_is_told_with_what_helps(batch: Callable[..., A
     assert "messages[0].role: expected one of" in told and "; did you mean user?" in told
 
 
+def test_all_wrong_rows_are_told_together_before_a_model_is_loaded(
+    batch: Callable[..., Any], rows: Callable[..., Path], tmp_path: Path
+) -> None:
+    wrong = ["not json", {"a": 1}, {"prompt": 7}, {"prompt": "b", "max_tokns": 1}, {"id": "x", "prompt": "c"}]
+    file = rows([{"id": "x", "prompt": "a"}, *wrong, {"a": 2}])
+    told = batch(str(file), "--local", "--model", "/none.gguf")
+    assert told.returncode == 2
+    said = " ".join(told.stderr.split())
+    for each in (
+        "error: 6 of the first 7 rows are wrong: uma: error: row 2: the row is not JSON",
+        "at column 1; each line must be a JSON object of its own",
+        "rows 3, 7: expected a prompt, messages, or url and body",
+        "row 4: prompt: expected a text, not 7",
+        "row 5: max_tokns: no field of /v1/chat/completions; did you mean max_tokens?",
+        'row 6: id: "x" is that of row 1 and of row 6; ids must be unique: change one',
+    ):
+        assert each in said
+    assert not (tmp_path / "out.jsonl").exists()
+    (tmp_path / "t.csv").write_text("text\na\n")
+    told = batch(str(tmp_path / "t.csv"), "--local", "--model", "/none.gguf")
+    assert (told.returncode, "--template makes a prompt of columns" in " ".join(told.stderr.split())) == (2, True)
+    told = batch(str(file), "--schema", '{"type":')
+    assert "'{\"type\":' is not JSON: " in told.stderr
+
+
+def test_rows_that_leave_a_column_of_the_template_empty_are_counted(batch: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("id,text,more\na,one,\nb,,\nc\n")
+    told = batch(str(tmp_path / "t.csv"), "--template", "Say {text} and {text}", "--max-tokens", "2")
+    assert (told.returncode, "uma: empty columns of --template: text (2 rows)\n" in told.stderr) == (0, True)
+
+
+def test_in_its_own_process_as_many_rows_run_as_the_model_computes_at_once(
+    rows: Callable[..., Path], tmp_path: Path
+) -> None:
+    out = str(tmp_path / "out.jsonl")
+    own = ("--local", "--model", "builtin", "--max-sequences", "2")
+    command = ("batch", str(rows(lines(20, max_tokens=3_000, ignore_eos=True))), "-o", out, *own)
+    with Forked((*command, "--json"), clean_environ(), stdin=PIPE, stdout=PIPE, stderr=PIPE) as process:
+        first = json.loads(process.stdout.readline())
+        process.kill()
+    assert first["running"] == 2
+
+
 @pytest.mark.parametrize(
     ("name", "text", "told"),
     [
-        ("in.jsonl", '{"custom_id": "a", "prompt": "x"}\n' * 2, 'custom_id: "a" is that of row 1 and of row 2; reword'),
-        ("in.jsonl", '{"id": 7, "prompt": "x"}\n' * 2, "id: 7 is that of row 1 and of row 2; reword"),
-        ("in.csv", "id,prompt\n1,x\n2,y\n1,z\n", 'id: "1" is that of row 1 and of row 3; reword'),
+        (
+            "in.jsonl",
+            '{"custom_id": "a", "prompt": "x"}\n' * 2,
+            'custom_id: "a" is that of row 1 and of row 2; ids must be unique',
+        ),
+        ("in.jsonl", '{"id": 7, "prompt": "x"}\n' * 2, "id: 7 is that of row 1 and of row 2; ids must be unique"),
+        ("in.csv", "id,prompt\n1,x\n2,y\n1,z\n", 'id: "1" is that of row 1 and of row 3; ids must be unique'),
     ],
 )
 def test_two_rows_of_one_name_are_told_before_a_model_is_loaded(

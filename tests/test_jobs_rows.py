@@ -189,7 +189,7 @@ def test_a_row_with_an_earlier_row_s_id_fails_and_tells_both(is_csv: bool, name:
     )
     table = b"%s,x\na,1\n,2\nb,3\na,4\n,5\n" % name.encode()
     rows = read_rows(io.BytesIO(table if is_csv else lines), is_csv=is_csv)
-    told = f'{name}: "a" is that of row 1 and of row 4; reword one'
+    told = f'{name}: "a" is that of row 1 and of row 4; ids must be unique: change one'
     assert [row.fault for row in rows] == ["", "", "", told, ""]
 
 

@@ -165,4 +165,4 @@ def test_on_cpus_no_more_rows_run_at_once_than_are_computed_faster_together(monk
         info = SimpleNamespace(limits=limits, model=SimpleNamespace(gpu_bytes=gpu_bytes))
         return in_flight(cast("Source", SimpleNamespace(info=info)))
 
-    assert (most(0), most(0, 4), most(1)) == (16, 8, 128)
+    assert (most(0), most(0, 4), most(1)) == (16, 4, 64)

@@ -75,7 +75,7 @@ def json_object(named: str) -> dict[str, Any]:
     try:
         value = json_text.loads(named if named.lstrip().startswith("{") else _text(Path(named)))
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{named}: is no JSON: {error}") from None
+        raise ConfigError(f"{named!r} is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise ConfigError(f"{named}: holds no JSON object, as a schema is")
     return value

@@ -230,6 +230,9 @@ async def _shown(runner: Runner, options: argparse.Namespace, interrupts: Interr
             for name, n in tally.ignored.most_common()
         )
         view.tell(f"fields that had no effect: {', '.join(shown)}")
+    if tally.empty:
+        shown = (f"{sanitize_line(name)} ({words.rows(n)})" for name, n in tally.empty.most_common())
+        view.tell(f"empty columns of --template: {', '.join(shown)}")
     for (asked, model), n in tally.replaced.most_common():
         view.tell(f"{words.rows(n)} named {sanitize_line(asked[:200])}, answered by {sanitize_line(model)}")
     if not is_done:

@@ -47,6 +47,8 @@ GZIP = b"\x1f\x8b"
 NO_GZIP = "gzip is not supported over HTTP; send the rows uncompressed, or give the file to `uma batch`"
 JUDGED_ROWS = 100
 """Rows that are looked at before a model is loaded for all."""
+MAX_TOLD = 10
+"""Maximum reasons why such rows are wrong that are told, and rows that are named for each."""
 MISSPELT = 0.9
 """Similarity, as `difflib` has it, from which on a name that is not known is a known one misspelt: of `temprature`, not
 of another API's `speed` or `top_a`."""
@@ -70,10 +72,6 @@ class BadRow(ValueError):
 
     custom_id: str | None = None
     """The row's own, where that much of it can be read."""
-
-
-class Misspelt(BadRow):
-    """A row with a field that is nearly one which its endpoint has."""
 
 
 class OtherEndpoint(BadRow):
@@ -103,6 +101,8 @@ class RowRequest:
     path: str
     body: Mapping[str, Any]
     custom_id: str
+    empty: frozenset[str] = frozenset()
+    """Columns of the template that the row leaves empty."""
 
     @property
     def prompt(self) -> bytes:
@@ -156,7 +156,9 @@ class RowForm:
         custom_id = fields.get("custom_id", fields.get("id"))
         path, body = self._filled(fields) if self.template is not None else self._plain(fields)
         _check_names(body, self.fields.get(path, ()), f"no field of {path}")
-        return RowRequest(path, self._with_defaults(path, body), _id(custom_id, row))
+        holes = (found[1] for found in _HOLE.finditer(self.template or ""))
+        empty = frozenset(name for name in holes if fields.get(name) == "")
+        return RowRequest(path, self._with_defaults(path, body), _id(custom_id, row), empty)
 
     def _ready(self, fields: Mapping[str, Any], row: JobRow) -> RowRequest:
         """OpenAI's batch line."""
@@ -242,29 +244,33 @@ def has_columns(template: str) -> bool:
 
 
 def judge_rows(form: RowForm, rows: Iterable[JobRow]) -> None:
-    """Raise `ConfigError` where one of the first rows has a misspelt field or the name of another, or a template fits
-    none of them: it would fit none behind them either.
-    """
-    faults, count = list[str](), 0
+    """Raise `ConfigError` where some of the first rows can be no requests; it names them, each with its reason."""
+    faults, count = dict[str, list[str]](), 0
     with suppress(BadInput):  # told with the results of the rows before
         for count, row in enumerate(islice(rows, JUDGED_ROWS), 1):
-            if row.fault.startswith(NAMES):
-                raise ConfigError(row.fault)
             try:
                 form.asked(row)
-            except Misspelt as error:
-                raise ConfigError(f"row {count:,}: {error}") from None
             except BadRow as error:
-                faults.append(str(error))
-    if faults[:1] and len(faults) == count and faults[0].startswith("--template"):
-        raise ConfigError(faults[0])
+                faults.setdefault(str(error), []).append(f"{count:,}")
+    if faults:
+        told = [_wrong(numbers, why) for why, numbers in islice(faults.items(), MAX_TOLD)]
+        total = sum(map(len, faults.values()))
+        head = f"{total:,} of the first {count:,} rows are wrong:\n" if total > 1 else ""
+        more = f"\nand others for {len(faults) - MAX_TOLD:,} more reasons" if len(faults) > MAX_TOLD else ""
+        raise ConfigError(head + "\n".join(told) + more)
+
+
+def _wrong(numbers: Sequence[str], why: str) -> str:
+    """Some rows, and what is wrong with all of them."""
+    shown = ", ".join(numbers[:MAX_TOLD]) + " …" * (len(numbers) > MAX_TOLD)
+    return f"row{'s' * (len(numbers) > 1)} {shown}: {why}"
 
 
 def _check_names(given: Mapping[str, Any], known: tuple[str, ...], why: str, place: str = "") -> None:
-    """Raise `Misspelt` for a name that is nearly a known one, which is not there beside it."""
+    """Raise `BadRow` for a name that is nearly a known one, which is not there beside it."""
     for name in islice((name for name in given if name not in known), len(known)):
         if (near := _near(name, known)) not in given:
-            raise Misspelt(f"{place}{name}: {why}; did you mean {near}?")
+            raise BadRow(f"{place}{name}: {why}; did you mean {near}?")
 
 
 @lru_cache(MAX_NAMES)
@@ -298,7 +304,8 @@ def _shared_id(row: JobRow, known: dict[str, int]) -> str:
         name = next((name for name in NAMES if name in fields), "")
         given = None if name == "id" and "body" in fields else fields.get(name)
         if given and (first := known.get(str(given))) is not None:
-            return f"{name}: {_shown(given)} is that of row {first + 1:,} and of row {row.number + 1:,}; reword one"
+            both = f"row {first + 1:,} and of row {row.number + 1:,}"
+            return f"{name}: {_shown(given)} is that of {both}; ids must be unique: change one"
         if given and len(known) < MAX_IDS:
             known[str(given)] = row.number
     return ""
@@ -417,7 +424,7 @@ def _object(data: bytes | Mapping[str, Any]) -> Mapping[str, Any]:
     except ValueError as error:
         if not _is_utf8(data):
             raise BadRow(NOT_UTF8) from None
-        fault = json_bytes.fault(error)
+        fault = re.sub(r": line 1 (column \d+) .*", r" at \1", json_bytes.fault(error))  # line 1 is the file's to many
         hint = "; each line must be a JSON object of its own" if fault.startswith("is not JSON") else ""
         raise BadRow(f"the row {fault}{hint}") from None
     if not isinstance(value, dict):

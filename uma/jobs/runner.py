@@ -31,10 +31,8 @@ from uma.types import Source
 
 T = TypeVar("T")
 
-IN_FLIGHT_PER_SEQUENCE = 2
-"""Requests given to a source at once, for each that it computes at once: the next one is always ready."""
 ROWS_PER_CPU = 8
-"""The same, of a model that is computed on CPUs, for each of these: more rows at once are no faster, and end later."""
+"""Maximum requests given to a source at once, for each CPU that computes the model: more are no faster."""
 OTHERS_PART = 8
 """One in every so many slots is left free for other clients: a chat beside a job waits for no slot."""
 MAX_IN_FLIGHT = 128
@@ -61,14 +59,15 @@ MAX_WAIT_SEC = 30.0
 """Maximum time until a row is retried."""
 
 
-def in_flight(source: Source, *, has_others: bool = False) -> int:
-    """Maximum requests that are given to a source at once: memory stays bounded however many there are. Of a source
-    that `has_others`, and computes enough at once, some are left to these, and none waits there.
+def in_flight(source: Source, *, has_others: bool = False, per_sequence: int = 1) -> int:
+    """Maximum requests that are given to a source at once: memory stays bounded however many there are. They are
+    `per_sequence` for each that it computes at once. Of a source that `has_others`, and computes enough at once, some
+    are left to these, and none waits there.
     """
     limits = source.info.limits
     at_once = max(limits.max_sequences, 1)
     left = at_once // OTHERS_PART if has_others else 0
-    wanted = at_once - left if left else IN_FLIGHT_PER_SEQUENCE * at_once
+    wanted = at_once - left if left else per_sequence * at_once
     if not source.info.model.gpu_bytes:
         wanted = min(wanted, math.ceil(ROWS_PER_CPU * min(os.cpu_count() or 1, cpu_quota())))
     return max(1, min(wanted, limits.max_queue, MAX_IN_FLIGHT))
@@ -266,6 +265,7 @@ class Runner:
                     return
                 ended, used = _end_of(work.row, work.asked, answer)
                 self.tally.ignores(answer.ignored)
+                self.tally.leaves_empty(work.asked.empty)
                 if answer.model:
                     self.tally.replaces(str(work.asked.body.get("model")), answer.model)
         finally:

@@ -35,6 +35,8 @@ class Tally:
     """Models that rows named and those that answered instead, at most `MAX_COUNTED`: how many rows of this run."""
     ignored: Counter[str] = attrs.field(factory=Counter)
     """Fields of rows that had no effect in this run, at most `MAX_COUNTED`: how many rows had each."""
+    empty: Counter[str] = attrs.field(factory=Counter)
+    """Columns of the template that rows of this run left empty, at most `MAX_COUNTED`: how many rows each."""
     begun_rows: int = 0
     """Rows that had a result before this run."""
     waiting: int = 0
@@ -136,6 +138,10 @@ class Tally:
     def ignores(self, names: Iterable[str]) -> None:
         """A row had fields of these names, which had no effect."""
         _count(self.ignored, names)
+
+    def leaves_empty(self, names: Iterable[str]) -> None:
+        """A row had nothing in these columns of the template."""
+        _count(self.empty, names)
 
     def replaces(self, asked: str, model: str) -> None:
         """A row that named the model `asked` was answered by another one."""

@@ -22,6 +22,8 @@ from uma.llm.thread import FOREVER, Deadline, SourceThread
 from uma.net.controls import TABLE
 from uma.types import Finished, Request, SamplingParams, Source
 
+IN_FLIGHT_PER_SEQUENCE = 2
+"""Requests given to a source at once, for each that it computes at once: the next one is always ready."""
 MAX_AHEAD_PER_IN_FLIGHT = 8
 """Maximum results that wait for an earlier row's, for each request in flight: one long answer stops no others."""
 
@@ -48,7 +50,7 @@ def results_of(
     `rows` is read in the caller's thread, and only as far as there is work for; it can be endless. Closing this
     iterator cancels what runs. Raises what ended the source, a row's error where that `raises`, and `TimedOut`.
     """
-    most = in_flight(loop.source)
+    most = in_flight(loop.source, per_sequence=IN_FLIGHT_PER_SEQUENCE)
     inbox, taken = trio.open_memory_channel[list[GivenPrompt]](math.inf)
     outbox, results = trio.open_memory_channel[RequestOutput](math.inf)
     scope = trio.CancelScope()
@@ -97,7 +99,7 @@ async def every_result(loop: SourceThread, rows: Iterator[GivenPrompt], raises: 
             found.append(out)
 
     async with trio.open_nursery() as nursery:
-        for _ in range(in_flight(loop.source)):
+        for _ in range(in_flight(loop.source, per_sequence=IN_FLIGHT_PER_SEQUENCE)):
             nursery.start_soon(work)
     if fault:
         raise fault[0]
