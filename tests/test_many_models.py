@@ -36,7 +36,7 @@ from harness import (
     uma_command,
     until,
 )
-from models import write_large_cells, write_model
+from models import CHATML, write_large_cells, write_model
 from uma.client import connect, dialled
 from uma.config import RuntimeConfig
 from uma.errors import BadRequest, Ended, InternalError
@@ -168,6 +168,38 @@ def test_a_message_of_a_model_among_several_opens_with_its_prompt_s_tokens(serve
     said = server.ask("POST", "/v1/messages", body).events
     opened, last = said[0]["message"]["usage"], said[-2]["usage"]
     assert opened["input_tokens"] == last["input_tokens"] > 0
+
+
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_a_model_whose_file_is_gone_is_unknown_and_in_no_list_and_the_next_one_is_default_loaded_or_not(
+    tmp_path: Path, is_loaded: bool
+) -> None:
+    for name in ("alpha", "beta"):
+        write_model(tmp_path / f"{name}.gguf", chat_template=CHATML)
+    settings = tmp_path / "uma.toml"
+    settings.write_text('model = "alpha"\n[models.all]\n[models.alpha]\nalias = ["quick"]\n', encoding="utf-8")
+    variables = {"UMA_MODELS": str(tmp_path), "HF_HOME": str(tmp_path), "HOME": str(tmp_path)}
+    with short_directory() as place, running_http(place, "--config", str(settings), **variables) as server:
+        if is_loaded:
+            assert complete(server, "quick").status == 200
+        (tmp_path / "alpha.gguf").unlink()
+        gone = complete(server, "quick")
+        assert (gone.status, gone.json["error"]["code"]) == (404, "model_not_found")
+        server.process.log.wait_for("model.default_changed model=beta before=alpha")
+        assert complete(server, None).json["model"] == "beta"
+        (tmp_path / "beta.gguf").unlink()  # no request tells of it
+        server.process.log.wait_for("model.default_changed model=builtin before=beta")
+        assert [each["id"] for each in server.ask("GET", "/v1/models").json["data"]] == ["builtin"]
+
+
+def test_the_time_that_ollama_s_answers_call_the_load_s_is_in_their_whole_time(serve_models: ServeModels) -> None:
+    server = serve_models()
+    chat = {"messages": [{"role": "user", "content": "a"}], "options": {"num_predict": 4}}
+    bodies = {"generate": {"prompt": "a", "options": {"num_predict": 4}}, "chat": chat, "embed": {"input": "a"}}
+    for name, (path, body) in zip(NAMES, bodies.items(), strict=True):
+        answers = [server.ask("POST", f"/api/{path}", {"model": name, "stream": False, **body}).json for _ in range(2)]
+        assert answers[0]["total_duration"] > answers[0]["load_duration"] > 0
+        assert answers[1]["total_duration"] > answers[1]["load_duration"] == 0
 
 
 def test_a_query_names_the_model_where_there_is_no_body_and_a_get_loads_none(server: HttpServer) -> None:

@@ -125,6 +125,8 @@ class Exchange:
     """Whether the engine has computed for it."""
     model: str | None = attrs.field(default=None, init=False)
     """Name of the one of several models that answers it."""
+    load_ms: float = attrs.field(default=0.0, init=False)
+    """How long it has waited for that model's load; 0: it was loaded."""
     status: int = attrs.field(default=0, init=False)
     """Status of the answer; 0 while it has not begun."""
     tokens: Counter[str] = attrs.field(factory=Counter, init=False)

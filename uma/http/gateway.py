@@ -244,7 +244,7 @@ class Gateway:
     def reader(self, http: Exchange) -> Reader:
         """A reader of the body of `http`."""
         ignored = Ignored() if self._card else http.ignored
-        return Reader(http.id, self.info, ignored, http.names, partial(self.names.check, http=http))
+        return Reader(http.id, self.info, ignored, http.names, partial(self.names.check, http=http), http.load_ms)
 
     async def generate(self, http: Exchange, writer: Writer) -> None:
         """Answer with what is generated for `writer`; see `uma/http/generation.py`. Raises `ShuttingDown` where `abort`

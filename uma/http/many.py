@@ -63,7 +63,8 @@ async def of_model(gateway: Gateway, http: Exchange, endpoint: object) -> AsyncI
         kept = None
         http.ignored.add("keep_alive")
     queued: tuple[int, Sequence[int]] = 0, (1,)
-    if isinstance(endpoint, Generates | Computes | Decides) and models.loaded(name) is None:
+    began = trio.current_time() if models.loaded(name) is None else None
+    if isinstance(endpoint, Generates | Computes | Decides) and began is not None:
         card = await models.card(http.model, loads=False)
         names = ModelNames(asked or card.model.name, takes_any=True)
         if not card.model.path:  # of its vocabulary a header tells the size alone
@@ -79,6 +80,7 @@ async def of_model(gateway: Gateway, http: Exchange, endpoint: object) -> AsyncI
             with gateway.waiting(http):
                 source = await http.unless_gone(partial(stack.enter_async_context, models.using(name, kept, http.id)))
             telling.cancel_scope.cancel()
+        http.load_ms = 0.0 if began is None else 1000 * (trio.current_time() - began)
         http.model = source.info.model.name
         yield gateway.to_model(source, ModelNames(asked or source.info.model.name, takes_any=True))
 

@@ -324,7 +324,7 @@ def _asked(body: OllamaBody, reader: Reader, piece: _Piece) -> dict[str, Any]:
     form = abilities.json_format(body.format, "format", reader)
     return {
         "body": options,
-        "writer": partial(OllamaWriter, piece=piece),
+        "writer": partial(OllamaWriter, piece=piece, load_ms=reader.load_ms),
         "stream": body.stream is not False,
         "max_tokens": None if is_unbounded else options.num_predict,
         "tokens_field": "options.num_predict",
@@ -373,6 +373,7 @@ class OllamaWriter(Writer):
     """A line for each token, and one at the end with counts and durations in nanoseconds."""
 
     piece: _Piece
+    load_ms: float
     _pending: PendingLogprobs = attrs.field(factory=PendingLogprobs, init=False)
 
     def token(self, index: int, token: Token) -> bytes:
@@ -402,7 +403,7 @@ class OllamaWriter(Writer):
 
     def _last(self, result: Finished, piece: dict[str, Any]) -> dict[str, Any]:
         usage, metrics = result.usage, result.metrics
-        total_ms = metrics.queue_ms + metrics.prefill_ms + metrics.decode_ms
+        total_ms = self.load_ms + metrics.queue_ms + metrics.prefill_ms + metrics.decode_ms
         return {
             "model": self.model,
             "created_at": _now(),
@@ -410,7 +411,7 @@ class OllamaWriter(Writer):
             "done": True,
             "done_reason": "length" if result.reason == "length" else "stop",
             "total_duration": round(total_ms * _NS_PER_MS),
-            "load_duration": 0,
+            "load_duration": round(self.load_ms * _NS_PER_MS),
             "prompt_eval_count": usage.prompt_tokens,
             "prompt_eval_duration": round(metrics.prefill_ms * _NS_PER_MS),
             "eval_count": usage.completion_tokens,

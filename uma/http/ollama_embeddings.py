@@ -21,7 +21,7 @@ from uma.http.reader import Reader
 from uma.net.quota import Lane
 from uma.types import Embeddings
 
-_NS_PER_SEC = 1_000_000_000
+_NS_PER_MS = 1_000_000
 
 
 @attrs.frozen(kw_only=True)
@@ -73,19 +73,19 @@ def _read(fields: Mapping[str, Any], reader: Reader) -> EmbedAsk | Said:
     return EmbedAsk(
         value=body.input,
         field="input",
-        form=partial(_form, reader.model, began),
+        form=partial(_form, reader.model, reader.load_ms, began),
         priority=body.lane,
         dimensions=body.dimensions or None,
         fail_on_empty=body.fail_on_empty,
     )
 
 
-def _form(model: str, began: float, vectors: Sequence[Any], found: Embeddings) -> dict[str, Any]:
+def _form(model: str, load_ms: float, began: float, vectors: Sequence[Any], found: Embeddings) -> dict[str, Any]:
     return {
         "model": model,
         "embeddings": [[] if each is None else each for each in vectors],
-        "total_duration": round((time.monotonic() - began) * _NS_PER_SEC),
-        "load_duration": 0,
+        "total_duration": round((load_ms + 1000 * (time.monotonic() - began)) * _NS_PER_MS),
+        "load_duration": round(load_ms * _NS_PER_MS),
         "prompt_eval_count": sum(found.prompt_tokens),
         **warnings_of(found),
     }

@@ -60,6 +60,8 @@ class Reader:
     """The body's names for fields that the engine calls otherwise; errors use them."""
     _check_model: Callable[[str | None], str]
     """See `ModelNames.check`."""
+    load_ms: float = 0.0
+    """See `Exchange.load_ms`."""
     model: str = attrs.field(default="", init=False)
     """The model's name as the answer has it, once the body is read."""
     media: MediaReader = attrs.field(init=False)

@@ -33,28 +33,34 @@ class Shelf:
     _broken: dict[str, ModelFile] = attrs.field(factory=dict, init=False)
     """Files that cannot be loaded, by their names."""
     _states: dict[str, FileState | None] = attrs.field(factory=dict, init=False)
-    """States of these when they were read, by their names."""
+    """States of all files when they were read, by their models' names."""
     _settings: dict[str, ModelSettings] = attrs.field(factory=dict, init=False)
 
     def read(self) -> None:
         """Look for what is here now. Raises `ModelError` where one that was chosen, or has settings, is not, or cannot
-        be loaded.
+        be loaded; at a later look it is left out, and so are its settings, unless no other one is there.
         """
         found = catalog.available(self.environ)
         self._broken = {file.name: file for file in found if file.problem is not None}
-        self._states = {name: state_of(file.path) for name, file in self._broken.items()}
+        self._states = {file.name: state_of(file.path) for file in found}
         if self.chosen == ALL_MODELS:
             sound = sorted((candidate for candidate in found if candidate.problem is None), key=self._rank)
         else:
             names = [part.strip() for part in self.chosen.split(",") if part.strip()]
-            sound = [self._of_table(name, found) for name in names]
+            sound = [file for name in names for file in self._chosen(name, found)]
         if self.default != BUILTIN:
-            sound.insert(0, self._file(self.default, found))
+            sound[:0] = self._chosen(self.default, found)
+        if not sound:
+            raise ModelError(f"{self.chosen}: no file of these models is there any longer")
         settings = {
-            self._of_table(name, found).name: table for name, table in self.tables.items() if name != ALL_MODELS
+            file.name: table
+            for name, table in self.tables.items()
+            if name != ALL_MODELS
+            for file in self._chosen(name, found)
         }
         _check_aliases(settings)
         self._files, self._settings = {file.name: file for file in sound}, settings
+        self._states |= {file.name: state_of(file.path) for file in sound}
 
     def _rank(self, file: ModelFile) -> tuple[bool, ...]:
         """The place of a model where nobody has chosen an order."""
@@ -69,11 +75,15 @@ class Shelf:
         """What the configuration has for this model alone."""
         return self._settings.get(file.name, _NOTHING)
 
-    def _of_table(self, name: str, found: Sequence[ModelFile]) -> ModelFile:
-        """The model that was chosen by this name, by a table of the configuration where it has one."""
+    def _chosen(self, name: str, found: Sequence[ModelFile]) -> Sequence[ModelFile]:
+        """The model that was chosen by this name, by a table of the configuration where it has one; none where it is
+        not there any longer.
+        """
         try:
-            return self._file(name, found)
+            return [self._file(name, found)]
         except ModelError as error:
+            if self._files:
+                return []
             if name not in self.tables:
                 raise
             raise ModelError(f"{self.tables[name].where or name}: {error.message}") from error
@@ -101,6 +111,10 @@ class Shelf:
     def is_outdated(self) -> bool:
         """Whether a file that could not be loaded has changed since: it can have been incomplete. Any thread."""
         return any(state_of(file.path) != self._states[name] for name, file in self._broken.items())
+
+    def has_lost(self) -> bool:
+        """Whether the file of a model that could be loaded has gone since. Any thread."""
+        return any(self._states.get(name) and state_of(file.path) is None for name, file in self._files.items())
 
     def named(self, asked: str) -> ModelFile:
         """The one that `asked` means. Raises `UnknownModel` for none, or several, and `ModelUnusable` for a broken

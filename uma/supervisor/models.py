@@ -227,7 +227,8 @@ class LoadedModels(Models):
                 pass
         if model is None:
             return self._card_of(found)
-        state = await found.look()
+        if (state := await found.look()) is None:
+            await found.follow_file()
         if found.card is not None and found.file_state == state:
             return self._card_of(found)
         if found.header is None or found.header[0] != state:
@@ -308,7 +309,7 @@ class LoadedModels(Models):
         async with self._looking:
             is_recent = trio.current_time() < self._looked_at + RESCAN_SEC
             before = self.shelf.files[0].name
-            # Where one of those that `--models` names has gone, the others stay as they were known.
+            # Where all of those that `--models` names have gone, they stay as they were known.
             with suppress(ModelError), trio.move_on_after(FOLDERS_SEC):
                 if not is_changed and is_recent and not await self._off_thread(self.shelf.is_outdated):
                     return
@@ -566,6 +567,7 @@ class LoadedModels(Models):
                 async with trio.open_nursery() as both:
                     both.start_soon(self._at_changes, self._let_idle_go)
                     both.start_soon(self._measure_used)
+                    both.start_soon(self._follow_files)
                     both.start_soon(self._load_pinned)
                     both.start_soon(self._tell_unusable)
                     if self.config.yield_memory:
@@ -770,6 +772,14 @@ class LoadedModels(Models):
             model.failures.note(of_its_own, trio.current_time(), None)
         model.load = None
         self.changed()
+
+    async def _follow_files(self) -> None:
+        """Look at the folders again once the file of a model has gone, so that no list has it, and none is default."""
+        while True:
+            await trio.sleep(RESCAN_SEC)
+            with trio.move_on_after(FOLDERS_SEC):
+                if await self._off_thread(self.shelf.has_lost):
+                    await self.look_again(is_changed=True)
 
     async def _measure_used(self) -> None:
         """Measure again what is used: a process takes more as it computes larger batches and its file's pages come."""
