@@ -71,7 +71,7 @@ def test_the_batch_over_http_is_one_that_the_server_takes(tmp_path: Path, http_s
 
 
 def test_the_same_call_in_python_continues_with_the_results_that_are_there(tmp_path: Path) -> None:
-    code = IN_PYTHON.replace("model.gguf", "builtin").replace('"answers.jsonl"', repr(str(tmp_path / "a.jsonl")))
+    code = IN_PYTHON.replace('"checkpoint.jsonl"', repr(str(tmp_path / "a.jsonl")))
     first, again = (run_to_end(sys.executable, "-c", code) for _ in range(2))
     assert first.returncode == again.returncode == 0, first.stderr + again.stderr
     assert first.stdout == again.stdout

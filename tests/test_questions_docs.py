@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import re
 import shlex
+import socket
+import subprocess
+from contextlib import closing
 from pathlib import Path
 
 import attrs
 import pytest
 from http_server import ServeModels, new_key
 from hub_server import running_hub
+from required import required_command
 
 import uma
-from harness import RunInProcessText, clean_environ, run_to_end, running_server, uma_command
+from harness import PATIENCE_SEC, RunInProcessText, clean_environ, run_to_end, running_server, uma_command
 from uma.cli.parser import build_parser
 from uma.config import RuntimeConfig
 
@@ -96,6 +100,7 @@ SEARCHED += (
     "CORS|Continue|Open WebUI|Cursor|Codex|Claude Code|embeddings|JSON mode|`stop`|`seed`|`logprobs`|Docker|temperature"
 )
 SEARCHED += "|OpenAI SDK|TLS|HTTPS|tools|picture|Python without a server"
+SEARCHED += "|Windows|WSL2|internet|telemetry|update a model|ready build|ensurepath|update-shell"
 SEARCHED += "|Where are my models|change the port|another machine|stop the server|Where is the log"
 """What people search for on this page."""
 
@@ -105,7 +110,8 @@ def test_what_people_search_for_is_in_an_answer_that_leads_on(searched: str) -> 
     assert any(re.search(searched, answer) and "](" in answer for answer in PAGE.split("  "))
 
 
-OF_OTHERS = ("command not found", "CMAKE_CXX_COMPILER", "Connection refused", "Address already in use")
+OF_OTHERS = ("command not found", "CMAKE_CXX_COMPILER", "Could not find the compiler", "externally-managed-environment")
+OF_OTHERS += ("requires a different Python", "Connection refused", "Address already in use")
 """Messages of the shell, of pip, of curl and of the system."""
 
 
@@ -119,6 +125,21 @@ def test_every_message_among_the_common_errors_is_one_of_uma() -> None:
     }
     assert len(parts) > 8
     assert {part for part in parts if part not in said} == set()
+
+
+def test_the_command_that_waits_for_a_server_ends_when_it_is_ready(socket_dir: Path) -> None:
+    required_command("curl")
+    (command,) = set(re.findall(r"`(curl --retry [^`]+)`", PAGE))
+    with closing(socket.create_server(("127.0.0.1", 0))) as held:
+        place = "{}:{}".format(*held.getsockname())
+    words = shlex.split(command.replace("127.0.0.1:8080", place))
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as waiting:
+        try:
+            with running_server(socket_dir / "s.sock", "--http", place):
+                out, _ = waiting.communicate(timeout=PATIENCE_SEC)
+        finally:
+            waiting.kill()
+    assert (waiting.returncode, out) == (0, b'{"status":"ok"}')
 
 
 def test_there_are_25_questions() -> None:

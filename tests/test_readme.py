@@ -30,6 +30,7 @@ def test_each_client_needs_its_import_and_its_address(snippet: str, http_server:
     assert first.startswith("import ")
     assert PLACE in made
     assert 1 <= len(asked) <= 4
+    assert '"builtin"' not in snippet, "a server of another model refuses it"
     here = snippet.replace(PLACE, http_server.url).replace("qwen2.5-coder", "builtin")
     done = run_to_end(sys.executable, "-c", here)
     assert done.returncode == 0, done.stderr
@@ -38,11 +39,15 @@ def test_each_client_needs_its_import_and_its_address(snippet: str, http_server:
 
 def run_example(snippet: str) -> tuple[str, str]:
     """What a Python example prints and warns of, on the built-in model."""
-    code = snippet.replace('"model.gguf"', '"builtin", threads=1')
+    code = re.sub(r"\bLLM\((?!socket)", "LLM(threads=1, ", snippet)
     code = code.replace("max_tokens=64", "max_tokens=64, temperature=0")  # what is drawn can be short
     done = run_to_end(sys.executable, "-c", code)
     assert done.returncode == 0, done.stderr
     return done.stdout, done.stderr
+
+
+def test_every_snippet_runs_with_what_an_installation_has() -> None:
+    assert [each for each in SNIPPETS if ".gguf" in each] == []
 
 
 def test_the_loop_tells_of_the_prompt_that_failed_and_goes_on() -> None:
@@ -81,12 +86,14 @@ def test_it_is_read_in_five_minutes() -> None:
     assert len(README.split()) <= 1_300
 
 
-def test_what_installs_uma_and_what_installs_its_tests_are_blocks_of_their_own() -> None:
-    start = README.partition("## Start")[2].partition("\n## ")[0]
-    blocks = re.findall(r"^```\n(.*?)^```$", start, re.DOTALL | re.MULTILINE)
-    assert [block for block in blocks if "pip install ." in block and "uma generate" in block] == blocks[:1]
-    (tests,) = (block for block in blocks if "pytest" in block)
-    assert len(blocks[0].splitlines()) == len(tests.splitlines()) == 1
+def test_start_begins_with_a_block_that_installs_uma_and_the_tests_have_a_line_below_code() -> None:
+    start, code = (README.partition(head)[2] for head in ("## Start", "- **Code**"))
+    block, tests = (re.findall(r"^```\n(.*?)^```$", part, re.DOTALL | re.MULTILINE)[0] for part in (start, code))
+    environment, install = block.splitlines()
+    assert environment.endswith("&& . .venv/bin/activate")
+    assert install.startswith("pip install . && uma generate ")
+    assert re.fullmatch(r"pip install '\.\[test\]' && pytest .*\n", tests)
+    assert README.count("pytest") == 1
 
 
 def test_every_link_leads_somewhere() -> None:
@@ -107,9 +114,10 @@ def test_start_leads_to_a_small_model_and_to_builds_for_any_cpu_and_for_nvidia_c
     # llama-cpp-python's own description has the index of its builds, and a line for each CUDA version there.
     description = str(importlib.metadata.metadata("llama-cpp-python").json["description"])
     (index, build) = re.findall(r"--extra-index-url (https://\S+/whl/)(cu\d+)`", start)[0]
-    assert re.findall(r"--extra-index-url (https://\S+/whl/cpu)", start) == [f"{index}cpu"] * 2
+    assert re.findall(r"--extra-index-url (https://\S+/whl/cpu)", start) == [f"{index}cpu"] * 3
     assert f"{index}cpu" in description
-    for line in re.findall("^(?:uv|pipx) .*", start, re.MULTILINE):  # there is no release that a name would find
+    # There is no release that a name would find.
+    for line in re.findall("^(?:pip|uv|pipx) .*--extra.*", start, re.MULTILINE):
         assert re.search(r" install \. --", line), line
     assert f"{index}<cuda-version>" in description
     versions = dict(re.findall(r"^- `(cu\d+)`: CUDA ([\d.]+)$", description, re.MULTILINE))
