@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 import pickle
+import signal
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness import Serve, ServerProcess, until
+from harness import Serve, ServerProcess, running_server, until
 from uma import LLM, Grammar, Message, Request, SamplingParams
-from uma.errors import BadRequest, ConfigError, ConnectionLost, ModelError, PromptTooLarge, UnknownModel, WrongValues
+from uma.errors import (
+    BadRequest,
+    ConfigError,
+    ConnectionLost,
+    ModelError,
+    PromptTooLarge,
+    ShuttingDown,
+    UmaError,
+    UnknownModel,
+    WrongValues,
+)
 from uma.jobs import JobChanged
 
 SETTINGS: dict[str, Any] = {"n_ctx": 4_096, "threads": 1, "n_gpu_layers": 0, "max_sequences": 4}
@@ -148,16 +161,67 @@ def test_a_job_on_a_socket_waits_where_the_server_is_full(serve: Serve) -> None:
     assert [out.error for out in outs] == [None] * 24
 
 
-def test_a_server_that_ends_is_told_in_each_result(serve: Serve) -> None:
+@pytest.mark.parametrize(("number", "kind"), [(signal.SIGKILL, ConnectionLost), (signal.SIGTERM, ShuttingDown)])
+@pytest.mark.parametrize("in_order", [True, False])
+def test_imap_reads_no_more_rows_once_its_server_ends(
+    serve: Serve, number: int, kind: type[UmaError], in_order: bool
+) -> None:
     server = serve("--max-sequences", "1", "--n-ctx", "2048", "--drain-timeout-sec", "0")
+    rows = iter(["Once"] * 5_000)
     with LLM(socket=server.socket) as llm:
-        results = llm.imap(["Once"] * 50, SamplingParams(max_tokens=40, ignore_eos=True))
-        first = next(results)
+        results = llm.imap(rows, SamplingParams(max_tokens=200, ignore_eos=True), in_order=in_order)
+        found = [next(results)]
+        server.signal(number)
+        with pytest.raises((kind, ConnectionLost)):
+            found.extend(results)
+    assert {out.error for out in found} == {None}
+    assert len(list(rows)) > 4_900
+
+
+def test_what_ran_when_the_server_went_away_raises_once_and_the_next_call_has_a_new_session(serve: Serve) -> None:
+    server = serve("--drain-timeout-sec", "0")
+    with LLM(socket=server.socket) as llm:
+        before = llm.tokenize("Once")
+        stream = llm.stream("Once", SamplingParams(max_tokens=1_000, ignore_eos=True))
+        next(stream)
         server.process.kill()
-        rest = list(results)
-    assert first.error is None
-    assert len(rest) == 49
-    assert isinstance(rest[-1].error, ConnectionLost)
+        server.wait()
+        with pytest.raises(ConnectionLost, match="the server went away"):
+            list(stream)
+        for ask in (lambda: llm.chat("Once", SHORT), lambda: llm.embed("x"), lambda: next(llm.imap(["Once"], SHORT))):
+            with pytest.raises(ConnectionLost, match="no server listens there; start one with `uma run --socket"):
+                ask()
+        server = serve()
+        assert llm.tokenize("Once") == before
+        server.process.kill()
+        server.wait()
+        serve()
+        assert asyncio.run(llm.achat("Once", SHORT))[0].error is None
+        assert "".join(llm.stream("Once", SHORT)) == llm.generate(["Once"], SHORT)[0].text
+
+
+def test_a_new_server_with_another_model_is_no_new_session_and_says_which_it_has(serve: Serve, tiny: Path) -> None:
+    server = serve()
+    with LLM(socket=server.socket) as llm, LLM(tiny.stem, socket=server.socket) as named:
+        server.process.kill()
+        server.wait()
+        with running_server(server.socket, "--model", "builtin"):
+            for each in (llm, named):
+                with pytest.raises(ConnectionLost, match=r"another model, builtin|'builtin' is$"):
+                    each.generate("Once", SHORT)
+
+
+def test_of_a_list_the_results_that_were_there_stay_when_the_server_goes_away(serve: Serve) -> None:
+    server = serve("--max-sequences", "1", "--n-ctx", "2048")
+    asked = [SHORT, *[SamplingParams(max_tokens=1_500, ignore_eos=True)] * 9]
+    lost = pytest.warns(UserWarning, match=r"prompts failed, the first because: .* the server went away")
+    with LLM(socket=server.socket) as llm, ThreadPoolExecutor() as pool, lost:
+        outs = pool.submit(llm.generate, ["Once"] * 10, asked)
+        until(server.metrics, lambda metrics: metrics["requests_length"] >= 1)
+        server.process.kill()
+        found = outs.result()
+    assert found[0].error is None
+    assert isinstance(found[-1].error, ConnectionLost)
 
 
 @pytest.mark.parametrize("given", [{"n_ctx": 512}, {"temperature": 0.5}])

@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 import trio
 
-from uma.errors import InternalError, Overloaded, ShuttingDown, UmaError
+from uma.errors import ConnectionLost, InternalError, Overloaded, ShuttingDown, UmaError
 from uma.jobs import in_flight
 from uma.llm.arguments import messages_of
 from uma.llm.results import RequestOutput, completions_of, failed, prompt_fields
@@ -26,6 +26,9 @@ IN_FLIGHT_PER_SEQUENCE = 2
 """Requests given to a source at once, for each that it computes at once: the next one is always ready."""
 MAX_AHEAD_PER_IN_FLIGHT = 8
 """Maximum results that wait for an earlier row's, for each request in flight: one long answer stops no others."""
+
+GONE = (ConnectionLost, ShuttingDown)
+"""Errors of rows whose server is gone or stops."""
 
 
 @attrs.frozen
@@ -48,7 +51,8 @@ def results_of(
     """The result of each row: as they end, or in the order of the rows.
 
     `rows` is read in the caller's thread, and only as far as there is work for; it can be endless. Closing this
-    iterator cancels what runs. Raises what ended the source, a row's error where that `raises`, and `TimedOut`.
+    iterator cancels what runs. Raises what ended the source, a row's error where that `raises`, after the results that
+    are ready, and `TimedOut`.
     """
     most = in_flight(loop.source, per_sequence=IN_FLIGHT_PER_SEQUENCE)
     inbox, taken = trio.open_memory_channel[list[GivenPrompt]](math.inf)
@@ -71,16 +75,19 @@ def results_of(
             except trio.EndOfChannel:
                 raise loop.why_closed() from None
             running -= len(ended)
+            fault = None
             for out in ended:
                 if out.error is not None and raises(out.error):
-                    raise out.error
-            if not in_order:
-                yield from ended
-                continue
-            early.update((row.index, row) for row in ended)
+                    fault = fault or out.error
+                elif in_order:
+                    early[out.index] = out
+                else:
+                    yield out
             while following in early:
                 yield early.pop(following)
                 following += 1
+            if fault is not None:
+                raise fault
     finally:
         loop.post(scope.cancel)
 
@@ -140,7 +147,7 @@ async def _generate_one(loop: SourceThread, row: GivenPrompt) -> RequestOutput:
         request = Request(id=f"llm-{loop.next_number()}", sampling=row.sampling, stream=False, **fields)
         while True:
             try:
-                return _output(prompt, await _finished(loop.source, request))
+                return _output(prompt, await _finished(await loop.live(), request))
             except Overloaded as error:  # the others leave no space now: a job waits
                 if error.retry_after_ms is None:
                     raise

@@ -13,15 +13,15 @@ import attrs
 import cattrs
 import xxhash
 
-from uma.errors import ConnectionLost, InternalError, ShuttingDown, UmaError, from_code
+from uma.errors import InternalError, UmaError, from_code
 from uma.jobs import EndedRow, JobChanged, Results, model_of
 from uma.jobs.runner import SYNC_SEC
-from uma.llm.batch import GivenPrompt, Raises, results_of
+from uma.llm.batch import GONE, GivenPrompt, Raises, results_of
 from uma.llm.results import RequestOutput
 from uma.llm.thread import Deadline, SourceThread
 from uma.types import Message
 
-PASSING = (ConnectionLost, InternalError, ShuttingDown)
+PASSING = (*GONE, InternalError)
 """Errors that are no prompt's own: neither they nor what follows is kept."""
 ANEW = "remove it and its journal to start over"
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from uma.client.parts import errors_moved
 from uma.closing import Closing
-from uma.errors import WrongKind
+from uma.errors import UmaError, WrongKind
 from uma.llm.arguments import (
     BYTES,
     DECISION_FIELDS,
@@ -44,7 +44,7 @@ from uma.llm.arguments import (
     texts_of,
     tool_fields,
 )
-from uma.llm.batch import GivenPrompt, Raises, every_result, progress_bar, results_of, warn_of_failures
+from uma.llm.batch import GONE, GivenPrompt, Raises, every_result, progress_bar, results_of, warn_of_failures
 from uma.llm.checkpoint import results_with
 from uma.llm.place import place_of
 from uma.llm.results import RequestOutput, array_of, labelled
@@ -62,8 +62,10 @@ from uma.types import (
     Ranked,
     ReasoningMode,
     Request,
+    RerankRequest,
     SamplingParams,
     ServerInfo,
+    Tokenized,
 )
 
 Embedded = list["array.array[float] | None"]
@@ -86,7 +88,8 @@ class LLM(Closing):
 
     With `socket`, the path of a server's Unix socket, the LLM is a client of that server. `model` is then the name of
     one of its models; None is its default. The server has its own settings, so keywords raise `ConfigError`. Raises
-    `ConnectionLost` if no server listens there.
+    `ConnectionLost` if no server listens there. What runs when the server is lost raises it, too; the next call opens a
+    new session, or raises `ConnectionLost` if no server listens or the one there has another model.
 
     A parameter of sampling that is None in `SamplingParams` is that of the keywords here, else that of the model's file
     (`general.sampling.…`), else the default: temperature 0.7 and top_p 0.95. `temperature=0` is greedy.
@@ -186,8 +189,10 @@ class LLM(Closing):
         `rows` is read step by step, so it can be larger than memory. Results are in the order of the rows, or with
         `in_order=False` in the order in which they end; `RequestOutput.index` is the number of the row. If a row fails,
         its result has `error` set. A fault of all rows raises `BadRequest`; a row that is neither a prompt nor a
-        conversation, `WrongKind`. Leaving the loop, also by Ctrl-C, cancels the rows that run, and so does `TimedOut`,
-        when all rows take longer than `timeout` seconds. The other keywords are those of `chat`, for conversations.
+        conversation, `WrongKind`. If the server is lost or stops, `ConnectionLost` or `ShuttingDown` is raised after
+        the results that are ready, and no more rows are read. Leaving the loop, also by Ctrl-C, cancels the rows that
+        run, and so does `TimedOut`, when all rows take longer than `timeout` seconds. The other keywords are those of
+        `chat`, for conversations.
         """
         check_keywords(unknown, self.imap)
         if isinstance(rows, str | BYTES) or not isinstance(rows, Iterable):
@@ -197,7 +202,10 @@ class LLM(Closing):
         self._loop.check_process()
         sampling = self._drawn(sampling)
         made = (GivenPrompt(index, row, row_fields(row, index, fields), sampling) for index, row in enumerate(rows))
-        raises = partial(is_fault_of_call, own_sampling=False)
+
+        def raises(error: UmaError) -> bool:
+            return isinstance(error, GONE) or is_fault_of_call(error, own_sampling=False)
+
         return results_of(self._loop, made, Deadline(timeout), in_order=in_order, raises=raises)
 
     def chat(
@@ -320,7 +328,7 @@ class LLM(Closing):
             part = texts[start : start + MAX_TEXTS]
             with errors_moved(start):
                 request = EmbedRequest(id=f"embed-{start}", texts=part, **options)
-                rows += (await self._loop.source.embed(request)).vectors
+                rows += (await (await self._loop.live()).embed(request)).vectors
         return rows
 
     def rerank(
@@ -332,16 +340,17 @@ class LLM(Closing):
         the errors of `embed`.
         """
         request = rerank_request(query, documents, top_n)
-        return list(self._loop.call(self._loop.source.rerank, request, deadline=Deadline(timeout)).results)
+        return self._loop.call(self._ranked, request, deadline=Deadline(timeout))
 
     async def arerank(
         self, query: str, documents: Iterable[str], *, top_n: int | None = None, timeout: float | None = None
     ) -> list[Ranked]:
         """`rerank` for asyncio. A cancelled task cancels its request, and so does a timeout."""
         request = rerank_request(query, documents, top_n)
-        return list(
-            (await self._loop.call_async(self._loop.source.rerank, request, deadline=Deadline(timeout))).results
-        )
+        return await self._loop.call_async(self._ranked, request, deadline=Deadline(timeout))
+
+    async def _ranked(self, request: RerankRequest) -> list[Ranked]:
+        return list((await (await self._loop.live()).rerank(request)).results)
 
     def decide(
         self,
@@ -362,7 +371,7 @@ class LLM(Closing):
         """
         check_keywords(options.keys() - DECISION_FIELDS, self.decide, DECISION_FIELDS)
         request = self._decision(state, questions, options)
-        return labelled(request, self._loop.call(self._loop.source.decide, request, deadline=Deadline(timeout)))
+        return self._loop.call(self._decided, request, deadline=Deadline(timeout))
 
     async def adecide(
         self,
@@ -375,9 +384,10 @@ class LLM(Closing):
         """`decide` for asyncio. A cancelled task cancels its request, and so does a timeout."""
         check_keywords(options.keys() - DECISION_FIELDS, self.adecide, DECISION_FIELDS)
         request = self._decision(state, questions, options)
-        return labelled(
-            request, await self._loop.call_async(self._loop.source.decide, request, deadline=Deadline(timeout))
-        )
+        return await self._loop.call_async(self._decided, request, deadline=Deadline(timeout))
+
+    async def _decided(self, request: DecisionRequest) -> list[Decision]:
+        return labelled(request, await (await self._loop.live()).decide(request))
 
     def _decision(self, state: Any, questions: Any, options: Mapping[str, Any]) -> DecisionRequest:
         fields = {"messages": state_of(state), "questions": questions_of(questions), **options}
@@ -389,14 +399,17 @@ class LLM(Closing):
         Raises `BadRequest` if it is not a valid prompt, and `PromptTooLarge` if it has more than `max_prompt_bytes`.
         """
         request = Request(id="tokenize", **prompt_fields(prompt))
-        return list(self._loop.call(self._loop.source.tokenize, request).token_ids)
+        return list(self._loop.call(self._tokenized, request).token_ids)
 
     def detokenize(self, token_ids: Iterable[int]) -> str:
         """Return the text of tokens. Special tokens have no text; bytes that are not UTF-8 become U+FFFD."""
         if not (ids := tuple(listed(token_ids, "token_ids", "expected a list of integers"))):
             return ""
         request = Request(id="detokenize", token_ids=ids)
-        return self._loop.call(self._loop.source.tokenize, request).text or ""
+        return self._loop.call(self._tokenized, request).text or ""
+
+    async def _tokenized(self, request: Request) -> Tokenized:
+        return await (await self._loop.live()).tokenize(request)
 
     async def __aenter__(self) -> Self:
         return self

@@ -97,7 +97,7 @@ async def _produce(
     failures: list[Exception],
 ) -> None:
     async def produce() -> None:
-        async with loop.source.generate(request) as stream:
+        async with (await loop.live()).generate(request) as stream:
             async for event in stream:
                 await send.send(event)
 

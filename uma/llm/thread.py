@@ -16,8 +16,10 @@ from typing import Any, TypeVar
 import outcome
 import trio
 
+from uma.client import Client
 from uma.engine import Engine
-from uma.errors import InternalError, TimedOut, WrongKind, WrongPlace, WrongValues
+from uma.errors import ConnectionLost, InternalError, TimedOut, UmaError, WrongKind, WrongPlace, WrongValues
+from uma.jobs import model_of
 from uma.types import Source
 
 T = TypeVar("T")
@@ -61,6 +63,9 @@ class SourceThread:
         self._process_id = os.getpid()
         self.is_closed = False
         self._stop = trio.Event()
+        self.source: Source
+        """The source, once it is open; a session with a server can be over."""
+        self._renewing = trio.Lock()
         self._is_ready = threading.Event()
         self._ended: outcome.Outcome[None] | None = None
         loop: SimpleQueue[trio.lowlevel.TrioToken | None] = SimpleQueue()
@@ -98,6 +103,30 @@ class SourceThread:
     def has_failed(self) -> bool:
         """Whether the engine had a fault, which ends this loop."""
         return isinstance(self.source, Engine) and self.source.worker.has_failed
+
+    async def live(self) -> Source:
+        """The source, in a new session where that with a server is over. Runs on the loop; waits for the server's hello
+        and while it loads its model. Raises `ConnectionLost` where there is no new session with the same model.
+        """
+        async with self._renewing:
+            if isinstance(self.source, Client) and self.source.is_lost:
+                try:
+                    self.source = await self._nursery.start(self._renew, model_of(self.source))
+                except UmaError as error:
+                    raise ConnectionLost(error.message, retry_after_ms=error.retry_after_ms) from error
+            return self.source
+
+    async def _renew(self, model: dict[str, Any], *, task_status: trio.TaskStatus[Client]) -> None:
+        """Hold a new session with a server that has this model, until it is lost."""
+        async with self._opened() as session:
+            assert isinstance(session, Client)
+            if (now := model_of(session)) != model:
+                raise ConnectionLost(
+                    f"the server went away, and the one that listens there now has another model, {now['name']}, and "
+                    f"not {model['name']} as before; make a new LLM to use that"
+                )
+            task_status.started(session)
+            await session.lost()
 
     def spawn(self, function: Callable[..., Awaitable[None]], *args: Any) -> None:
         """Start an async function on the loop. Raises where the loop has ended."""
