@@ -208,7 +208,7 @@ def test_a_projector_is_counted_where_memory_is_planned(capsys: Capsys, tmp_path
     plain = planned_memory(path, RuntimeConfig())[0]
     assert planned_memory(path, RuntimeConfig(mmproj=str(projector)))[0] == plain + projector.stat().st_size
     named = ("--model", str(path), "--mmproj", str(projector))
-    assert re.search(r"the model has [\d.]+ kB, its projector [\d.]+ kB", run(capsys, *named)[1]["memory"]["finding"])
+    assert re.search(r"model.gguf has [\d.]+ kB, its projector [\d.]+ kB", run(capsys, *named)[1]["memory"]["finding"])
     assert "projector" not in run(capsys, *named[:3], "off")[1]["memory"]["finding"]
 
 

@@ -65,7 +65,10 @@ def test_a_gateway_ends_with_its_server_and_says_so(socket_dir: Path) -> None:
     with running_server(socket_dir / "s") as server, running_gateway(server) as gateway:
         server.stop()
         assert gateway.process.wait() == 1
-        assert "uma: error: the server is stopping; start it again" in gateway.process.log.join()
+        assert (
+            "uma: error: the server is stopping; try again in some seconds, or start it again"
+            in gateway.process.log.join()
+        )
 
 
 def test_the_model_s_template_passes_the_socket_and_the_gateway(server: ServerProcess) -> None:

@@ -238,6 +238,30 @@ def test_a_key_s_bounds_hold_for_health_checks(locked: HttpServer, keys: dict[st
     assert (late.status, "target_ttft_ms" in late.json["error"]) == (503, True)
 
 
+def test_a_health_check_without_a_body_has_the_engine_generate_a_token(
+    locked: HttpServer, keys: dict[str, str]
+) -> None:
+    checked = locked.ask("POST", "/health/check", **bearer(keys, "free"))
+    assert (checked.status, checked.json["tokens_generated"]) == (200, 1)
+
+
+def test_usual_names_of_a_health_check_tell_the_right_one_to_who_has_no_key(locked: HttpServer) -> None:
+    for path in ("/healthz", "/livez", "/readyz"):
+        told = locked.ask("GET", path)
+        assert (told.status, "/health answers" in told.json["error"]["message"]) == (404, True)
+
+
+def test_the_log_has_no_line_of_a_probe_that_is_answered_and_one_of_a_refused_one(
+    locked: HttpServer, keys: dict[str, str]
+) -> None:
+    ids = [
+        locked.ask("GET", path, **mine).headers["x-request-id"]
+        for path, mine in (("/health", {}), ("/metrics", bearer(keys, "free")), ("/metrics", {}))
+    ]
+    locked.process.log.wait_for(f"event=http.request request={ids[2]}")
+    assert not any(id in locked.process.log.text for id in ids[:2])
+
+
 def test_a_health_check_that_was_not_waited_for_counts(locked: HttpServer, keys: dict[str, str]) -> None:
     mine = bearer(keys, "prober")
     asked = {"type": "generation", "token_ids": [300] * 40, "max_tokens": 1_500, "timeout_ms": 100}

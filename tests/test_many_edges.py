@@ -342,7 +342,7 @@ def test_a_key_that_is_bound_to_models_knows_no_others(keyed: tuple[HttpServer, 
     for name in ("alpha", "omega"):
         other = server.ask("POST", "/v1/completions", {"prompt": "Once", "model": name}, **bound)
         assert other.status == 403
-        assert other.json["error"]["message"] == "model: bound may use beta.v1 (models)"
+        assert other.json["error"]["message"] == f"model: bound may use beta.v1 (models), and not {name}"
     assert server.ask("GET", "/v1/models/alpha", **bound).status == 403
     assert server.ask("POST", "/models/load", {"model": "alpha"}, **bound).status == 403
     page = {"messages": [{"role": "user", "content": "Hi"}], "model": "alpha"}

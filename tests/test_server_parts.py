@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import pty
@@ -125,6 +126,23 @@ def test_lines_that_could_not_be_written_are_counted_in_the_next_one_that_can(tm
     assert '"lines_lost":3' in json_line(
         logging.LogRecord("uma", logging.INFO, "", 0, "hello", None, None), {"lines_lost": 3}
     )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a pipe's size is set as Linux does")
+def test_a_line_that_was_written_in_part_is_no_beginning_of_the_next_one() -> None:
+    reading, writing = os.pipe2(os.O_NONBLOCK)
+    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+    handler = LineHandler(writing)
+    handler.handle(logging.LogRecord("uma", logging.INFO, "", 0, "x" * 6_000, None, None))
+    torn = os.read(reading, 10_000)
+    assert len(torn) == 4096
+    handler.handle(logging.LogRecord("uma", logging.INFO, "", 0, "hello", None, None))
+    handler.handle(logging.LogRecord("uma", logging.INFO, "", 0, "again", None, None))
+    lines = (torn + os.read(reading, 10_000)).decode().splitlines()
+    os.close(reading)
+    os.close(writing)
+    assert [line.split()[3] for line in lines[1:]] == ["hello", "again"]
+    assert lines[1].endswith("lines_lost=1")
 
 
 @contextmanager

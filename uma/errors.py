@@ -228,7 +228,7 @@ class ShuttingDown(UmaError):
     code = "E_RUNTIME_SHUTDOWN"
 
 
-STOPPING = "the server is stopping; start it again with `uma run`"
+STOPPING = "the server is stopping; try again in some seconds, or start it again with `uma run`"
 """Message of the `ShuttingDown` with which a stopping server refuses new requests."""
 CUT_OFF = "the server is stopping, and waits no longer (drain_timeout_sec is over, or a second signal came)"
 """Message of the `ShuttingDown` with which a stopping server ends running requests."""

@@ -180,7 +180,7 @@ def _memory(config: RuntimeConfig) -> Check:
         model_bytes, projector_bytes = _model_bytes(config)
     except ModelError:
         return Check("memory", f"{figures.size(free)} free")  # what is wrong with the model has a line of its own
-    finding = f"{figures.size(free)} free, the model has {figures.size(model_bytes)}"
+    finding = f"{figures.size(free)} free, {Path(config.model).name} has {figures.size(model_bytes)}"
     if projector_bytes:
         finding += f", its projector {figures.size(projector_bytes)}"
     if model_bytes + projector_bytes <= free or (config.n_gpu_layers and backend.has_gpu()):

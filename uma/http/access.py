@@ -120,8 +120,12 @@ class AccessRules:
 
 
 def is_public(path: str) -> bool:
-    """Whether a path is public: a health check, and the page's files, which hold nothing of the model."""
-    return path in ("/", "/health") or (path.startswith("/ui/") and not path.startswith("/ui/api/"))
+    """Whether a path is public: a health check, also by a name whose 404 tells the right one, and the page's files,
+    which hold nothing of the model.
+    """
+    return path in ("/", "/health", "/healthz", "/livez", "/readyz") or (
+        path.startswith("/ui/") and not path.startswith("/ui/api/")
+    )
 
 
 def _listed(text: str) -> Iterator[str]:

@@ -184,8 +184,11 @@ _LEFT_OUT = {
     "/predict": "each request has a body of its own; ask /v1/chat/completions",
     "/readyz": "/health answers 200 once requests are taken",
     "/livez": "/health answers as long as the server runs",
+    "/healthz": "/health answers 200 once requests are taken",
 }
 """Beginnings of paths of llama-server's and others' that are not here, and what is."""
+LOOKED_AT = ("/health", "/metrics")
+"""Paths that probes and Prometheus ask for every few seconds: what succeeds there is logged as `debug`."""
 SHORTENED = frozenset(
     f"/v1/{each}"
     for each in (
@@ -396,9 +399,10 @@ def _program(http: Exchange) -> str:
 def _log_request(http: Exchange, ms: float) -> None:
     """Log how a request ended. What the engine has computed is always logged, and all else within bounds."""
     write = log if http.has_computed and 200 <= http.status < 400 else http.lines.log
+    is_look = http.path in LOOKED_AT and http.status == 200 and http.scope["method"] in ("GET", "HEAD")
     write(
         logger,
-        logging.INFO,
+        logging.DEBUG if is_look else logging.INFO,
         "http.request",
         request=http.id,
         method=http.scope["method"],

@@ -23,8 +23,14 @@ from uma.types import EmbedRequest
 
 
 async def check_health(gateway: Gateway, http: Exchange) -> None:
-    """`POST /health/check`: status 200 where the engine is healthy, 503 where it is not."""
-    payload = await http.built(parse_health_check)
+    """`POST /health/check`: status 200 where the engine is healthy, 503 where it is not.
+
+    Without a body the check is the one that the model can answer.
+    """
+    is_empty = http.header(b"content-length") in (None, "0") and http.header(b"transfer-encoding") is None
+    able = gateway.info.capabilities
+    default = HealthCheckPayload("generation" if able.generate else "embedding")
+    payload = default if is_empty else await http.built(parse_health_check)
     began, result = trio.current_time(), None
     with trio.move_on_after(payload.timeout_ms / 1000):
         result = await _result(gateway, http, payload)

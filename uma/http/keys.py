@@ -1,5 +1,5 @@
 """API keys: a TOML file that names them and holds their hashes, and the comparison with what a request brings. A server
-reads the file again as soon as it has changed.
+reads the file again at the next request after a change.
 
 A key is 256 random bits, so a plain SHA-256 hides it: there is no dictionary to try. Keys are never logged.
 """

@@ -143,7 +143,7 @@ def check_only_model(gateway: Gateway, http: Exchange) -> None:
     """Raise `Forbidden` where the key is bound to other models than the only one."""
     bound = None if http.account is None else http.account.bounds.models
     if http.account is not None and bound is not None and not any(map(gateway.names.knows, bound)):
-        raise Forbidden(http.account.other_model(()).message)
+        raise Forbidden(http.account.other_model(gateway.info.model.name).message)
 
 
 def own_model(models: Models, http: Exchange, asked: str | None) -> str | None:

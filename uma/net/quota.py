@@ -191,11 +191,12 @@ class ClientAccount:
                 return asked
         if asked is None and own:
             return own[0]
-        return self.other_model(own)
+        return self.other_model(asked, own)
 
-    def other_model(self, own: Sequence[str]) -> Excess:
+    def other_model(self, asked: str | None, own: Sequence[str] = ()) -> Excess:
         """Refusal of a request for a model that is not among the account's `own`."""
-        return Excess(f"model: {self.name} may use {', '.join(own) or 'no model that is here'} (models)", None)
+        denied = "" if asked is None else f", and not {asked[:200]}"
+        return Excess(f"model: {self.name} may use {', '.join(own) or 'no model that is here'} (models){denied}", None)
 
     def _slo(self, asked: Slo) -> Slo:
         bounds = self.bounds

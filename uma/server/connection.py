@@ -470,7 +470,7 @@ class Connection(ABC):
                 check_alone(asked, model.name, [model.title], self.adapters)
             bound = self.account.bounds.models
             if bound is not None and not any(meant(name, of) for name in bound):
-                raise UnknownModel(self.account.other_model(()).message)
+                raise UnknownModel(self.account.other_model(model.name).message)
             return asked
         found = self.account.model(asked, self.models)
         if isinstance(found, Excess):

@@ -169,6 +169,8 @@ class LineHandler(logging.Handler):
         self._make_line = make_line
         self.lines_lost = 0
         """Lines that could not be written since the last one that could."""
+        self._is_torn = False
+        """Whether the last line was written in part: the next one begins with a newline."""
 
     def emit(self, record: logging.LogRecord) -> None:
         lost = {"lines_lost": self.lines_lost} if self.lines_lost else {}
@@ -178,12 +180,13 @@ class LineHandler(logging.Handler):
             self._write(f"{line}\n")
 
     def _write(self, text: str) -> None:
+        data = ("\n" * self._is_torn + text).encode("utf-8", "replace")
         try:
-            os.write(self._fd, text.encode("utf-8", "replace"))
+            self._is_torn = os.write(self._fd, data) < len(data)
         except OSError:
             self.lines_lost += 1
         else:
-            self.lines_lost = 0
+            self.lines_lost = int(self._is_torn)
 
 
 class TerminalHandler(LineHandler):

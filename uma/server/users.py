@@ -1,7 +1,7 @@
 """Bounds of the socket's users: a TOML file, and the account of the user at the other end of a connection.
 
-The kernel tells the user, so there is nothing to present and nothing to forge. A server reads the file again as soon as
-it has changed.
+The kernel tells the user, so there is nothing to present and nothing to forge. A server reads the file again at
+the next session after a change.
 """
 
 from __future__ import annotations
