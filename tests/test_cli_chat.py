@@ -246,6 +246,10 @@ def test_ctrl_c_at_the_prompt_drops_the_line_and_several_lines_are_one_question(
         ask(terminal, "")
         assert questions(terminal, home) == ["hello", "first line\nsecond line"]
         tell(terminal, "/undo", "Taken back: first line second line")
+        terminal.type('"""/a block\r\rof lines\r')
+        terminal.wait_for("  of lines")
+        ask(terminal, '"""')
+        assert questions(terminal, home) == ["hello", " /a block\n\nof lines\n".rstrip()]
 
 
 def test_the_conversation_can_be_saved_taken_back_and_loaded(server: ServerProcess, home: Path) -> None:
@@ -774,6 +778,23 @@ def test_ctrl_c_while_a_model_is_loaded_leaves_no_bar_on_the_screen(home: Path, 
         terminal.type("\x03")
         assert terminal.wait() == 130
         assert [line for line in terminal.text.splitlines() if line] == ["uma: stopped while the model was loading"]
+
+
+def test_a_load_s_line_keeps_its_words_at_any_width_and_ctrl_c_leaves_nothing_of_it(home: Path, tiny: Path) -> None:
+    long = home / f"{'a-model-with-a-long-name-' * 3}.gguf"
+    long.symlink_to(tiny)
+    command = uma_command("generate", "--local", "--model", str(long), "hello")
+    for columns in (40, 60, 80, 100):
+        (home / "hold").touch()
+        with Terminal(
+            command, environ_of(home), cwd=str(home), prelude=LOADS_UNTIL_CANCELLED, columns=columns
+        ) as terminal:
+            terminal.wait_for("loading, ")
+            (line,) = [line for line in terminal.text.splitlines() if "loading, " in line]
+            assert re.search(r"loading, (\d+ %|[a-z ]+)$", line.rstrip()), line
+            terminal.type("\x03")
+            assert terminal.wait() == 130
+            assert " ".join(terminal.text.split()) == "uma: stopped while the model was loading"
 
 
 def test_ctrl_c_while_another_model_is_loaded_costs_neither_the_chat_nor_its_model(home: Path, tiny: Path) -> None:

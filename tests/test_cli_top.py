@@ -230,7 +230,9 @@ def test_each_mode_fits(columns: int) -> None:
 
 @pytest.mark.parametrize("columns", WIDTHS)
 def test_each_request_names_its_model_where_a_server_has_several(columns: int) -> None:
-    state = after(frame(0, request(1, model="alpha"), request(2, model="beta"), model="alpha, beta of 2 models"))
+    state = after(
+        frame(0, request(1, model="alpha"), request(2, model="beta"), model="2 of 2 models loaded: alpha, beta")
+    )
     shown = text(state, columns)
     lines = [line for line in shown.splitlines() if line.startswith("prog")]
     assert [" alpha " in lines[1], " beta " in lines[2]] == [columns >= 80] * 2, shown
@@ -249,9 +251,9 @@ def test_a_request_s_key_is_told_beside_its_program() -> None:
 @pytest.mark.parametrize("columns", WIDTHS)
 def test_the_names_of_several_models_are_whole_on_as_many_lines_as_they_need(columns: int) -> None:
     names = ["qwen2.5-coder-0.5b-instruct-q4_k_m", "gemma-3-270m-q4_k_m", "SmolLM2-135M-Instruct.Q4_1 (loading, 40 %)"]
-    shown = text(after(frame(0, request(1), model=f"{', '.join(names)} of 3 models")), columns)
+    shown = text(after(frame(0, request(1), model=f"3 of 3 models loaded: {', '.join(names)}")), columns)
     assert max(map(cell_len, shown.splitlines())) <= columns
-    assert f"{', '.join(names)} of 3 models" in " ".join(shown.split())
+    assert f"3 of 3 models loaded: {', '.join(names)}" in " ".join(shown.split())
 
 
 @pytest.mark.parametrize("columns", WIDTHS)
@@ -271,11 +273,11 @@ def test_of_several_servers_idle_ones_have_a_line_and_requests_are_always_there(
 
 
 def test_a_server_s_line_has_its_state_and_its_socket_whatever_its_models_are_called() -> None:
-    names = ", ".join(f"qwen2.5-coder-{number}b-instruct-q4_k_m" for number in range(4)) + " of 5 models"
-    several = frame(1, model=names, in_short="4 of 5 models", where="/run/user/1000/uma.sock")
+    names = "4 of 5 models loaded: " + ", ".join(f"qwen2.5-coder-{number}b-instruct-q4_k_m" for number in range(4))
+    several = frame(1, model=names, in_short="4 of 5 models loaded", where="/run/user/1000/uma.sock")
     long = frame(1, model="a-name-" * 20, where="/run/long.sock")
     shown = text(after(several, long), 80).splitlines()
-    assert "idle   4 of 5 models   /run/user/1000/uma.sock" in shown
+    assert "idle   4 of 5 models loaded   /run/user/1000/uma.sock" in shown
     (line,) = [line for line in shown if line.endswith("…   /run/long.sock")]
     assert line.startswith("idle   a-name-") and cell_len(line) == 80
 
@@ -458,7 +460,7 @@ def test_several_models_are_watched_none_is_loaded_by_that_and_their_requests_ar
         with running_http(directory, "--models", "alpha,beta", UMA_MODELS=str(models)) as server:
             command = uma_command("top", "--socket", str(server.process.socket))
             with Terminal(command, clean_environ(), columns=100, lines=30) as terminal:
-                terminal.wait_for("none of 2 models")
+                terminal.wait_for("0 of 2 models loaded")
                 asked = {"no loaded model knows": ["explain"], "no model is loaded": ["trace", str(directory / "t")]}
                 for said, words in asked.items():
                     told = uma_told(*words, "--socket", str(server.process.socket))
@@ -467,10 +469,10 @@ def test_several_models_are_watched_none_is_loaded_by_that_and_their_requests_ar
                     body = {"model": "beta", "prompt": "a", "max_tokens": 30_000, "ignore_eos": True, "stream": True}
                     raw.send("POST", "/v1/completions", body, user_agent="watched/1")
                     assert raw.head()[0] == 200
-                    terminal.wait_for("beta of 2 models")
+                    terminal.wait_for("1 of 2 models loaded: beta")
                     terminal.wait_for("watched/1")
                     over_http = uma_told("top", "--once", "--url", server.url).stdout
-                    assert "beta of 2 models" in over_http
+                    assert "1 of 2 models loaded: beta" in over_http
                     terminal.type("jx")
                     terminal.wait_until(
                         lambda: any(" to beta (" in line and "y: yes" in line for line in terminal.screen),

@@ -77,7 +77,10 @@ def _dispatch(argv: Sequence[str] | None) -> int:
     from uma.cli.parser import build_parser  # noqa: PLC0415  (inside main's error handling)
 
     parser = build_parser()
-    options = parser.parse_args(argv)
+    words = [*(sys.argv[1:] if argv is None else argv)]
+    if words[:1] == ["help"]:  # `uma help run` is `uma run --help`
+        words = [*words[1:2], "--help"]
+    options = parser.parse_args(words)
     if options.command is None:
         parser.print_help(sys.stderr)
         return UNUSABLE

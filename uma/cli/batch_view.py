@@ -123,7 +123,7 @@ class OneLine(Lines):
     period_sec = LINE_SEC
 
     def look(self, speed: Speed) -> None:
-        share, columns = speed.tally.share, say.columns()
+        share, columns = speed.tally.share, say.passing_columns()
         bar = f"{words.blocks(int(100 * share), BAR_CELLS)} " if share else ""
         say.passing(bar + speed.line(None if columns is None else columns - len(bar)))
 

@@ -36,6 +36,8 @@ from uma.cli.view import DROPPED, PROMPT
 
 MAX_HISTORY_BYTES = 262_144
 """Maximum size of the history file as a chat begins; a longer one loses its older half."""
+BLOCK = '"""'
+"""What begins and ends a question of several lines, as in Ollama."""
 OF_FILES = frozenset({"/image", "/load", "/save", "/save!"})
 """Commands of the chat that a file's name follows."""
 CTRL_D = b"\x04"
@@ -48,7 +50,8 @@ MAX_ENTRY_CHARS = 8_192
 class Editor:
     """Line editing with history and completion of the chat's commands.
 
-    Enter sends, Esc Enter or Ctrl-J begins a new line, Ctrl-C drops what is typed, Ctrl-D on an empty line is the end.
+    Enter sends, but not within a `BLOCK`; Esc Enter or Ctrl-J begins a new line, Ctrl-C drops what is typed, Ctrl-D on
+    an empty line is the end.
     """
 
     _session: PromptSession[str]
@@ -107,9 +110,12 @@ class Editor:
         self._take_typed_ahead()
         prompt = PROMPT if os.environ.get("NO_COLOR") else ANSI(f"\x1b[1;36m{PROMPT}\x1b[0m")
         try:
-            return self._session.prompt(
+            line = self._session.prompt(
                 prompt, handle_sigint=False, set_exception_handler=False, pre_run=self._exit_if_ending
             )
+            inner = line.strip().removeprefix(BLOCK).removesuffix(BLOCK).strip("\n") if _is_block(line) else ""
+            # A block that begins with a slash is a question, as one behind a blank is.
+            return f" {inner}" if inner.startswith("/") else inner or line
         except KeyboardInterrupt:
             return DROPPED
         except EOFError:
@@ -138,7 +144,11 @@ def _keys() -> KeyBindings:
 
     @keys.add("enter")
     def send(event: KeyPressEvent) -> None:
-        event.current_buffer.validate_and_handle()
+        typed = event.current_buffer.text
+        if _is_block(typed) and not typed.rstrip().endswith(BLOCK, len(BLOCK)):
+            event.current_buffer.insert_text("\n")
+        else:
+            event.current_buffer.validate_and_handle()
 
     @keys.add("escape", "enter")
     @keys.add("c-j")
@@ -146,6 +156,10 @@ def _keys() -> KeyBindings:
         event.current_buffer.insert_text("\n")
 
     return keys
+
+
+def _is_block(typed: str) -> bool:
+    return typed.startswith(BLOCK)
 
 
 class WordsWhole(Processor):

@@ -224,7 +224,9 @@ class CommandParser(argparse.ArgumentParser):
         """Check as argparse does, but a word that is not among the choices is answered with the nearest that is."""
         choices = list(action.choices or ())
         if choices and value not in choices:
-            near = nearest(str(value), choices) or f"; there are {', '.join(choices)}"
+            # Commands are more than a line has; the next one names `uma --help`.
+            others = "" if choices == [*self.siblings] else f"; there are {', '.join(choices)}"
+            near = nearest(str(value), choices) or others
             if action.option_strings:
                 raise argparse.ArgumentError(action, f"no such choice: {value}{near}")
             what = "agent" if action.dest == "agent" else "command"

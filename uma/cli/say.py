@@ -47,11 +47,17 @@ def passing(text: str = "") -> None:
     """
     with suppress(OSError, ValueError):
         if sys.stderr.isatty():
-            shown, most = sanitize_line(text), columns()
+            shown, most = sanitize_line(text), passing_columns()
             if most is not None and cell_len(shown) >= most:  # of a line that wraps only the end would be replaced
                 shown = f"{cropped(shown, most - 2)}…"
             print(f"{ERASE_LINE}{shown}", end="", file=sys.stderr, flush=True)
             _Screen.has_passing = bool(shown)
+
+
+def passing_columns() -> int | None:
+    """The width of a passing line; two columns stay free for `^C`, which the terminal itself writes behind it."""
+    width = columns()
+    return None if width is None else width - len("^C")
 
 
 def columns() -> int | None:

@@ -63,7 +63,10 @@ class Talk(Protocol):
 
 def _help(chat: Talk, _: str) -> None:
     chat.view.listing([(f"{name} {command.argument}".rstrip(), command.help) for name, command in COMMANDS.items()])
-    chat.view.tell("Esc Enter begins a new line. A question that starts with a slash needs a space before it.")
+    others = ", ".join(f"{other} is {name}" for other, name in ALIASES.items())
+    chat.view.tell(f"Other names: {others}.")
+    chat.view.tell('Esc Enter begins a new line; between """ and """ Enter does.')
+    chat.view.tell("A question that starts with a slash needs a space before it.")
     chat.view.tell("A line that is a picture's path, as when its file is dropped here, is /image with it.")
 
 

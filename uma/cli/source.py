@@ -25,7 +25,8 @@ from uma.cli import words
 from uma.cli.default_model import check_folder, default_model
 from uma.cli.listening import listening_sockets
 from uma.cli.options import SAMPLING
-from uma.cli.say import note, passing
+from uma.cli.say import note, passing, passing_columns
+from uma.cli.table import cell_len, cut
 from uma.cli.trio_run import Interrupts
 from uma.client import Client, connect
 from uma.config import BUILTIN, LOG, SERVER_ONLY, Loaded, RuntimeConfig, settings
@@ -38,6 +39,8 @@ T = TypeVar("T")
 
 LOOK_SEC = 0.5
 """Interval between two looks at how far a request is."""
+MAX_BAR_CELLS = 20
+"""Maximum length of the bar of a load."""
 PAUSED_SEC = 1.0
 """Maximum time in which a server says whether it is paused."""
 LISTED_SEC = 2.0
@@ -348,7 +351,7 @@ async def connected(
     def tell(load: LoadState) -> None:
         nonlocal has_said, was_told
         if sys.stderr.isatty():
-            passing(f"{model or 'the server'}: {words.bar(load)}")
+            show_load(model or "the server", load)
         elif not has_said and (load.percent or was_told):  # a model that is refused is at 0 % for a moment
             say(f"waiting for the server to load the model ({load.step})")
             has_said = True
@@ -364,7 +367,17 @@ async def connected(
 def shown_progress(model: str) -> LoadProgress:
     """The progress of loading, which a terminal shows in one line."""
     name = Path(model).name
-    return LoadProgress(lambda percent: passing(f"{name}: {words.bar(LoadState(percent))}"))
+    return LoadProgress(lambda percent: show_load(name, LoadState(percent)))
+
+
+def show_load(name: str, load: LoadState) -> None:
+    """`alpha: ███░░░░░░░ loading, 17 %` in a passing line, or what the load waits for: a narrow one has less of the
+    bar, and then of the name.
+    """
+    space = (passing_columns() or 80) - cell_len(load.words) - len(":  ")
+    called = cut(name, max(space, 1))
+    cells = 0 if load.waits_for else min(MAX_BAR_CELLS, max(0, space - cell_len(called) - 1))
+    passing(" ".join(filter(None, [f"{called}:", words.blocks(load.percent, cells), load.words])))
 
 
 def _asks_for_its_own(loaded: Loaded) -> list[str]:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 
 import attrs
 
 from uma.cli import say, words
 from uma.cli.options import load_settings
-from uma.cli.source import asking
+from uma.cli.source import asking, show_load
 from uma.cli.table import print_wrapped
 from uma.cli.trio_run import Interrupts, run
 from uma.client import Client
-from uma.types import MAX_PAUSE_SEC, LoadState
+from uma.types import MAX_PAUSE_SEC
 
 
 def main(options: argparse.Namespace) -> int:
@@ -45,17 +46,14 @@ def _paused(seconds: float) -> str:
 async def _of_model(client: Client, command: str, name: str) -> str:
     """Load, unload, pin or unpin a model; what that means."""
 
-    def tell(load: LoadState) -> None:
-        say.passing(f"{name}: {words.bar(load)}")
-
     before = {model.name: model for model in await client.models()}
     try:
         if command == "load":
-            model = await client.load(name, on_loading=tell)
+            model = await client.load(name, on_loading=partial(show_load, name))
         elif command == "unload":
             model = await client.unload(name)
         else:
-            model = await client.pin(name, is_pinned=command == "pin", on_loading=tell)
+            model = await client.pin(name, is_pinned=command == "pin", on_loading=partial(show_load, name))
     finally:
         say.passing()
     was = before.get(model.name, attrs.evolve(model, state="unloaded", is_pinned=False))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from http.client import HTTPException
@@ -102,13 +102,12 @@ class SocketFeed(Feed):
         in_short, every_ms = "", dict[str, float | None]()
         if models:
             loaded = [model for model in models if model.state == "loaded"]
-            name = _of_several(
+            told = [
                 (model.name, None if model.state == "loaded" else model.load.words, model.waiting)
                 for model in models
                 if model.state in ("loaded", "loading") or model.waiting
-            )
-            name += f" of {len(models)} models"
-            in_short = f"{len(loaded)} of {len(models)} models"
+            ]
+            in_short, name = _of_several(told, len(models))
             name += "".join(f"; {model.name} {model.yielded}" for model in models if model.yielded)
             slots, known = 0, metrics.get("models", {})  # each has slots of its own
             every_ms = {
@@ -127,15 +126,16 @@ class SocketFeed(Feed):
         return await self._client.end_request(number)
 
 
-def _of_several(models: Iterable[tuple[str, str | None, int]]) -> str:
-    """`alpha, beta (loading, 40 %, 2 wait)`: names of those that are loaded, and how far those are that are waited for,
-    and by how many requests.
+def _of_several(models: Sequence[tuple[str, str | None, int]], total: int) -> tuple[str, str]:
+    """`1 of 4 models loaded`, and the same with `: alpha, beta (loading, 40 %, 2 wait)`: names of those that are
+    loaded, and how far those are that are waited for, and by how many requests.
     """
+    in_short = f"{sum(load is None for _, load, _ in models)} of {total} models loaded"
     told = []
     for name, load, waiting in models:
         wait = f", {waiting:,} wait" if waiting else ""
         told.append(name if load is None else f"{name} ({load}{wait})")
-    return ", ".join(told) or "none"
+    return in_short, ": ".join([in_short, *([", ".join(told)] if told else [])])
 
 
 def _rss_bytes(pid: int | None) -> int | None:
@@ -161,7 +161,7 @@ class HttpFeed(Feed):
     async def _follow_once(self, post: Post) -> None:
         info = await _in_thread(self._server.read_json, "GET", "/ui/api/info")
         try:
-            of_all = f" of {len(info['models'])} models" if info.get("models") else ""
+            total = len(info.get("models") or ())
             model = str(info["model"]["called"])
         except (LookupError, TypeError):
             raise ConnectionLost(f"{self.where}: what answers there is no UMA server") from None
@@ -179,10 +179,10 @@ class HttpFeed(Feed):
                         own = frozenset(values["ids"])
                     else:
                         far = [(of["name"], of.get("load"), of.get("waiting", 0)) for of in values["models"]]
-                        told = self._frame(_of_several(far) + of_all if of_all else model, own, values)
+                        in_short, called = _of_several(far, total) if total else ("", model)
+                        told = self._frame(called, own, values)
                         every_ms = {of["name"]: of.get("figures", {}).get("slot_every_ms") for of in values["models"]}
-                        in_short = f"{len(far)}{of_all}"
-                        post(attrs.evolve(told, in_short=in_short, slot_every_ms=every_ms) if of_all else told)
+                        post(attrs.evolve(told, in_short=in_short, slot_every_ms=every_ms) if total else told)
         raise ConnectionLost(f"{self.where}: the server went away")
 
     def _frame(self, model: str, own: frozenset[str], values: dict[str, Any]) -> Frame:

@@ -44,7 +44,7 @@ class Frame:
     pid: int | None = None
     rss_bytes: int | None = None
     in_short: str = ""
-    """`4 of 5 models`, where `model` has the names of several."""
+    """`4 of 5 models loaded`, where `model` has the names of several."""
     slot_every_ms: Mapping[str, float | None] = attrs.field(factory=dict)
     """`LiveFigures.slot_every_ms` of each of several models, by name."""
 

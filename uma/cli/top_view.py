@@ -46,6 +46,9 @@ HELP = (
     ("/", "show requests whose program, id or model has this; Esc: all"),
     ("read, starts", "how much of the prompt is read; when one that waits is expected to start"),
     ("first, gap", "the wait for the first token; the longest one between two"),
+    ("cells", "tokens in the model's memory: of requests that run, and cached for prompts that begin alike"),
+    ("in RAM", "such beginnings moved out of cells, which are not read again"),
+    ("on its cores", "threads that compete with the model for processor cores, and slow it down"),
     (SHORT, "programs whose requests were too short to be seen one by one"),
     ("space or p", "hold what is shown; the figures go on behind it"),
     ("x", "end the chosen request, after asking"),
@@ -212,10 +215,14 @@ def _server(where: str, server: WatchedServer, columns: int) -> list[Text]:
         *_times("between tokens", known.between_tokens_ms),
         *([_cells(metrics)] if metrics.get("kv_cells_total") else []),
         *([] if known.cached_share is None else [_plain(f"from cache {100 * known.cached_share:.0f} %")]),
-        *([_plain(f"in memory {figures.size(metrics['cache_ram_bytes'])}")] if metrics.get("cache_ram_bytes") else []),
+        *(
+            [_plain(f"prefixes in RAM {figures.size(metrics['cache_ram_bytes'])}")]
+            if metrics.get("cache_ram_bytes")
+            else []
+        ),
         *([_plain("paused: `uma resume` continues", "bold yellow")] if metrics.get("paused_sec") else []),
         *([_plain(f"preempted {metrics['preemptions_total']:,}")] if metrics.get("preemptions_total") else []),
-        *([_plain(f"others on its cores {neighbours:.1f}")] if neighbours else []),
+        *([_plain(f"other programs' threads on its cores {neighbours:.1f}")] if neighbours else []),
     ]
     return [*shown, *_flow(lines, columns), *_flow(shown_figures, columns)]
 

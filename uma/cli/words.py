@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from uma.config import Loaded, RuntimeConfig
 from uma.figures import count, figure, size
 from uma.models.names import with_each
-from uma.types import MAX_PAUSE_SEC, Finished, LoadState, Logprobs, MemoryPlan, ModelInfo, ServerInfo
+from uma.types import MAX_PAUSE_SEC, Finished, Logprobs, MemoryPlan, ModelInfo, ServerInfo
 
 DEMONSTRATION = (
     "This is the small built-in demonstration model; `uma pull OWNER/NAME` gets a real one, --model FILE.gguf names one"
@@ -90,11 +90,6 @@ def duration(milliseconds: float) -> str:
     if milliseconds < 1000:
         return f"{milliseconds:.0f} ms"
     return f"{milliseconds / 1000:.{1 if milliseconds < 99_950 else 0}f} s"
-
-
-def bar(load: LoadState) -> str:
-    """`███░░░░░░░░░░░░░░░░░ loading, 17 %`, or what the load waits for."""
-    return load.waits_for or f"{blocks(load.percent, 20)} {load.words}"
 
 
 def blocks(percent: int, cells: int) -> str:
