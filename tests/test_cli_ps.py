@@ -65,7 +65,11 @@ def test_by_default_the_usual_socket_is_asked_and_those_beside_it(socket_dir: Pa
     usual, other = socket_dir / "uma" / "uma.sock", socket_dir / "uma" / "other.sock"
     with running_server(usual) as first, running_server(other) as second:
         assert sockets_told(uma_told, socket_dir, **runtime) == [usual, other]
-        assert "uma: commands use the first of these; --socket names another" in uma_told("ps", **runtime).stderr
+        assert f"uma: commands use {usual}; --socket names another" in " ".join(
+            uma_told("ps", **runtime).stderr.split()
+        )
+        named = " ".join(uma_told("ps", UMA_SOCKET=str(other), XDG_RUNTIME_DIR=str(socket_dir)).stderr.split())
+        assert f"uma: commands use {other}, as UMA_SOCKET says; --socket names another" in named
         elsewhere = uma_told("ps", UMA_SOCKET=str(socket_dir / "none"), **runtime).stderr
         assert f"uma: none on {socket_dir / 'none'}, the one that commands use; --socket names" in elsewhere
         assert uma_told("stop", **runtime).returncode == 0

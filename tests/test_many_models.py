@@ -541,7 +541,16 @@ def test_a_killed_process_ends_its_own_requests_alone_and_comes_back(
         other.send(ask("o", max_tokens=100))
         raw.send(ask("r", max_tokens=400, metadata={"pad": "x" * 8000}))
         raw.until_token("r")
-        os.kill(beta, signal.SIGKILL)
+        body = {"model": "beta", "prompt": PROMPT, "stream": True, **GREEDY, "max_tokens": 16_000}
+        with server.connect() as http:
+            http.send("POST", "/v1/completions", body)
+            assert http.head()[0] == 200
+            pieces = http.chunks()
+            assert b"choices" in next(pieces)
+            os.kill(beta, signal.SIGKILL)
+            *_, last = b"".join(pieces).decode().split("data: ")
+        failed = json.loads(last)["error"]
+        assert (failed["type"], failed["code"]) == ("server_error", "server_error")
         error = raw.last_of("r")
         assert (error["event"], error["code"]) == ("error", "E_RUNTIME_INTERNAL")
         assert "beta" in error["message"]

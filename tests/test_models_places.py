@@ -19,7 +19,7 @@ from uma.errors import ModelError
 from uma.gguf import BLOCK_BYTES, glance
 from uma.llama.header import read
 from uma.models import catalog
-from uma.models.catalog import available, named, resolve
+from uma.models.catalog import available, broken, named, resolve
 from uma.models.places import HUGGING_FACE, LM_STUDIO, OLLAMA, find
 from uma.models.projectors import beside, best
 
@@ -171,6 +171,14 @@ def test_links_to_folders_are_followed_once_each_and_what_is_no_file_is_no_model
     assert beside(folder / "near.gguf") is None
     with pytest.raises(ModelError, match="is not a regular file"):
         read(folder / "pipe.gguf")
+
+
+def test_a_link_that_leads_nowhere_is_listed_as_broken_with_where_it_leads(tmp_path: Path) -> None:
+    (tmp_path / "gone.gguf").symlink_to(tmp_path / "elsewhere" / "far.gguf")
+    listed = available({"UMA_MODELS": str(tmp_path)})
+    assert [each.name for each in listed] == ["builtin", "gone"]
+    (told,) = broken(listed)
+    assert told == f"{tmp_path}/gone.gguf: no such file; it is a link to {tmp_path}/elsewhere/far.gguf"
 
 
 def test_a_manifest_that_names_a_file_elsewhere_or_is_none_is_passed_over(home: Path, tmp_path: Path) -> None:

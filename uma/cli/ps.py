@@ -30,7 +30,7 @@ ANSWER_SEC = 10.0
 COLUMNS = ("pid", "model", "sessions", "since", "socket")
 MODEL_COLUMNS = ("model", "state", "memory", "at most", "requests", "note")
 """Columns of the models of a server that has several; the last says when one leaves."""
-SPARE = {"since": 100, "at most": 100, "note": 120}
+SPARE = {"since": 100, "at most": 100}
 """Columns of both that a terminal goes without which is narrower than this."""
 
 
@@ -72,7 +72,9 @@ def main(options: argparse.Namespace) -> int:
             if found[0].socket != str(Path(loaded.config.socket)):
                 say.note(f"none on {loaded.config.socket}, the one that commands use; --socket names one of these")
             elif len(found) > 1:
-                say.note("commands use the first of these; --socket names another")
+                of = loaded.origins["socket"]
+                why = "" if of == "default" else f", as {of} says"
+                say.note(f"commands use {found[0].socket}{why}; --socket names another")
         else:
             say.note(f"no server listens on {loaded.config.socket}; start one with `uma run`")
         return 0 if found else 1
@@ -86,9 +88,9 @@ def show_servers(found: Sequence[Running]) -> None:
     for server in found:
         if server.models:
             budget = server.memory_budget_bytes
-            most = f": {figures.size(budget)} together at most (--memory)" if budget else ""
+            most = f", {figures.size(budget)} together at most (--memory)" if budget else ""
             print()
-            print_wrapped(f"models of {sanitize_line(server.socket)}{most}")
+            print_wrapped(f"models of {sanitize_line(server.socket)}: default {server.models[0].name}{most}")
             print_table(MODEL_COLUMNS, [_model_row(model) for model in server.models], spare=SPARE, key="model")
             for model in server.models:
                 if (

@@ -104,7 +104,8 @@ def laid_out(
     key: str = "",
 ) -> list[str]:
     """The lines of a table in `width` columns; None: without an end. A column of `spare` is left out below the width
-    that stands there. A cell of `key`, which is to be copied, has a line of its own where it is too long.
+    that stands there. A cell of `key`, which is to be copied, has a line of its own where it is too long: above the
+    rest of its row, or below it where it is the last one.
     """
     width = sys.maxsize if width is None else width
     shown = [at for at, name in enumerate(columns) if spare.get(name, 0) <= width]
@@ -121,10 +122,11 @@ def laid_out(
 
     told = []
     for row in cells:
+        below = list[str]()
         for at, cell in enumerate(row):
             if columns[shown[at]] == key and cell_len(cell) > most:
-                told += wrapped(cell, width, GAP)
+                (told if at < len(row) - 1 else below).extend(wrapped(cell, width, GAP))
                 row[at] = ""
         first, *more = wrapped(row[-1], most)
-        told += [line([*row[:-1], first]), *(line([*[""] * (len(row) - 1), part]) for part in more)]
+        told += [line([*row[:-1], first]), *(line([*[""] * (len(row) - 1), part]) for part in more), *below]
     return list(filter(None, told))

@@ -39,6 +39,7 @@ _CODES = {
     "loading": "service_unavailable",
     "stopping": "service_unavailable",
     "too_large": "request_too_large",
+    "fault": "server_error",
 }
 
 

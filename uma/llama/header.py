@@ -358,7 +358,8 @@ def _check_is_file(path: Path) -> int:
     try:
         status = path.stat()
     except FileNotFoundError:
-        raise ModelError(f"{path}: no such file") from None
+        link = f"; it is a link to {path.readlink()}" if path.is_symlink() else ""
+        raise ModelError(f"{path}: no such file{link}") from None
     except (OSError, ValueError) as error:
         raise ModelError(f"{path}: cannot be opened: {getattr(error, 'strerror', None) or error}") from error
     if stat.S_ISDIR(status.st_mode):

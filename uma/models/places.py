@@ -142,7 +142,7 @@ def _in_cache(cache: Path | None) -> Iterator[Found]:
             revision = f"@{refs.get(snapshot.name) or snapshot.name[:7]}" if at else ""
             for path in _gguf_files(snapshot):
                 file = path.resolve()
-                if file not in seen and not is_projector(path.name):
+                if file not in seen and not is_projector(path.name) and file.exists():
                     seen.add(file)
                     stem = path.relative_to(snapshot).with_name(header.model_stem(path)).as_posix()
                     quantization = quantization_of(stem) or stem
@@ -191,7 +191,7 @@ def _blob(folder: Path, manifest: Path, kind: str) -> Path | None:
 
 
 def files_below(folder: Path) -> list[Path]:
-    """Every regular file below a folder, sorted. Symbolic links are followed, to each folder once: by its own path
+    """Every regular file below a folder, and every link that leads nowhere, sorted. Symbolic links are followed, to each folder once: by its own path
     where that is here. A folder that this user cannot enter, or that its file system does not tell of, has no files.
     """
     found: list[Path] = []
@@ -208,7 +208,7 @@ def files_below(folder: Path) -> list[Path]:
                 with suppress(OSError):
                     if entry.is_dir():
                         (linked if entry.is_symlink() else own).append(at / entry.name)
-                    elif entry.is_file():  # a pipe or a device would be waited for
+                    elif entry.is_file() or not os.path.exists(entry):  # a pipe or a device would be waited for
                         found.append(at / entry.name)
     return sorted(found)
 
