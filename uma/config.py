@@ -111,9 +111,7 @@ class RuntimeConfig:
         "--model alone, and where that is not given either all that are here",
     )
     memory: Annotated[int, Range(0)] = setting(
-        0,
-        "maximum memory of all models together, or of --model alone; 0: of several 70 % of what is free at the start",
-        "MB",
+        0, "maximum memory of all models, or of --model alone; 0: of several 70 % of what is free at start", "MB"
     )
     idle_unload: Annotated[float, Range(-1)] = setting(
         -1.0,

@@ -191,8 +191,9 @@ def _blob(folder: Path, manifest: Path, kind: str) -> Path | None:
 
 
 def files_below(folder: Path) -> list[Path]:
-    """Every regular file below a folder, and every link that leads nowhere, sorted. Symbolic links are followed, to each folder once: by its own path
-    where that is here. A folder that this user cannot enter, or that its file system does not tell of, has no files.
+    """Every regular file below a folder, and every link that leads nowhere, sorted. Symbolic links are followed, to
+    each folder once: by its own path where that is here. A folder that this user cannot enter, or that its file system
+    does not tell of, has no files.
     """
     found: list[Path] = []
     seen = set[tuple[int, int]]()
