@@ -120,7 +120,7 @@ def laid_out(
         padded = (cell + " " * (min(most, whole) - cell_len(cell)) for cell, whole in zip(fitting, widths, strict=True))
         return GAP.join(padded).rstrip()
 
-    told = []
+    told = list[str]()
     for row in cells:
         below = list[str]()
         for at, cell in enumerate(row):
