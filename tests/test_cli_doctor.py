@@ -137,6 +137,26 @@ def test_a_broken_file_of_keys_of_a_server_that_runs_is_told_whatever_the_settin
     assert (code, "is not TOML" in found["access"]["todo"]) == (1, True)
 
 
+@pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="only root mounts a small disk")
+@pytest.mark.parametrize("setting", ["UMA_HTTP_JOBS", "UMA_CACHE_DIR"])
+def test_a_full_disk_that_a_server_would_write_to_is_told(
+    capsys: Capsys, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, setting: str
+) -> None:
+    folder = tmp_path / "small"
+    monkeypatch.setenv("UMA_HTTP", "127.0.0.1:0")
+    monkeypatch.setenv(setting, str(folder / "own"))
+    assert run(capsys)[0] == 0
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100k", "none", folder], check=False)
+    if mounted.returncode:
+        pytest.skip("this container mounts nothing")
+    try:
+        code, found = run(capsys)
+    finally:
+        subprocess.run(["umount", folder], check=True)
+    assert (code, f"the disk of {folder / 'own'} is full" in found["disk"]["todo"]) == (1, True)
+
+
 def test_a_machine_whose_threads_wait_for_each_other_is_marked_and_told_what_to_do(
     capsys: Capsys, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -10,6 +10,7 @@ import platform
 import re
 import stat
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from uma.config import RuntimeConfig
 from uma.engine import sizing
 from uma.engine.ledger import planned
 from uma.errors import ConfigError, ConnectionLost, Loading, ModelError, UmaError
+from uma.history import default_path
 from uma.llama import backend, devices, extra_buffers, header, pages
 from uma.llama import library as llama_library
 from uma.llama.model import llama_version
@@ -48,6 +50,8 @@ BUSY_PERCENT = 50.0
 """Part of the last minute for which threads can wait for a CPU before it is told as what makes answers slow. UMA's own
 threads wait a little where there are as many as CPUs.
 """
+LEAST_DISK_BYTES = 50 * figures.MB
+"""Free bytes below which a disk counts as full: a snapshot of a prefix and a batch's results take as much."""
 SERVER_TIMEOUT_SEC = 15.0
 
 
@@ -236,6 +240,26 @@ def access(config: RuntimeConfig, pids: Iterable[int] = ()) -> Iterator[Check]:
             yield Check("access", ", ".join(filter(None, named)), _access_problem(own))
 
 
+def disks(config: RuntimeConfig, pids: Iterable[int] = ()) -> Iterator[Check]:
+    """The disks of folders that the settings name, or the servers that run, and of these servers' logs: a full one."""
+    here = attrs.evolve(config, http_jobs=config.http_jobs if config.http else "")
+    every = [here, *(_with_files_of(pid, here) for pid in pids)]
+    written = {Path(folder) for own in every for folder in (own.http_jobs, own.prefix_folder) if folder}
+    if any(own.history for own in every):
+        written.add(default_path().parent)
+    for pid in pids:
+        with suppress(OSError):  # it is gone, or another user's
+            log = Path(f"/proc/{pid}/fd/2").readlink()
+            if log.is_file():
+                written.add(log.parent)
+    for folder in sorted(written):
+        disk = os.statvfs(_nearest_folder(folder))
+        free_bytes = disk.f_bavail * disk.f_frsize
+        if free_bytes < LEAST_DISK_BYTES:
+            todo = f"the disk of {folder} is full: what is written there is lost or refused; free some space"
+            yield Check("disk", f"{folder}, {figures.size(free_bytes)} free", todo)
+
+
 def _access_problem(config: RuntimeConfig) -> str:
     from uma.http import serve  # noqa: PLC0415  (slow to import)
 
@@ -262,8 +286,9 @@ def _with_files_of(pid: int, config: RuntimeConfig) -> RuntimeConfig:
     except (OSError, ValueError, UmaError, SystemExit):  # it is gone, another user's, or no `uma run`
         return config
     named = {name: getattr(served, name) for name in FILES}
+    named |= {"http_jobs": served.http and served.http_jobs, "cache_dir": served.prefix_folder}
     files: dict[str, Any] = {name: file and str(folder / file) for name, file in named.items()}
-    return attrs.evolve(config, **files)
+    return attrs.evolve(config, **files, history=served.history)
 
 
 def _socket_problem(path: Path) -> str:

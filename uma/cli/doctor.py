@@ -58,6 +58,7 @@ def examine(config: RuntimeConfig, pids: Iterable[int] = ()) -> list[Check]:
         *checks.machine(config),
         *checks.folders(config),
         *checks.access(config, pids),
+        *checks.disks(config, pids),
         *checks.models(config),
         checks.server(config),
     ]
@@ -88,7 +89,7 @@ def _other_servers(loaded: Loaded, servers: Iterable[Running]) -> list[Check]:
 def show_checks(found: Sequence[Check], *, has_details: bool = False) -> None:
     """Write them for people to standard output: what they have to know first, then what was looked at."""
     todo = [result for result in found if result.todo]
-    faster = [result for result in found if result.faster]
+    faster = [result for result in found if result.faster and (has_details or not result.is_detail)]
     lacking = [result for result in found if result.lacks]
     works = "UMA works here, and could be faster:" if faster else "UMA works here."
     works = "UMA works here, but not with every model:" if lacking else works
@@ -100,7 +101,7 @@ def show_checks(found: Sequence[Check], *, has_details: bool = False) -> None:
     for result in faster:
         print_wrapped(f"+ {result.name}: {result.faster}")
     print()
-    shown = [result for result in found if has_details or _mark(result) or not result.is_detail]
+    shown = [result for result in found if has_details or result.todo or not result.is_detail]
     print_table(("", "what", "finding"), [(_mark(result), result.name, result.finding) for result in shown])
     if left_out := len(found) - len(shown):
         print()
