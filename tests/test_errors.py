@@ -40,7 +40,7 @@ async def test_what_ends_a_client_s_block_comes_out_of_it(server: ServerProcess,
 
 
 async def test_a_client_learns_which_field_is_wrong_without_reading_the_message(server: ServerProcess) -> None:
-    wanted = Request("a", prompt="x", sampling=SamplingParams(n=3, best_of=2))
+    wanted = Request("a", prompt="x", sampling=SamplingParams(n=1, best_of=2))
     async with connect(server.socket) as client:
         with pytest.raises(BadRequest) as raised:
             async with client.generate(wanted) as stream:

@@ -133,6 +133,20 @@ def test_a_grammar_s_fields_are_taken_as_sampling_parameters_one_at_a_time(llm: 
     assert out.outputs[0].text in ("yes", "no")
 
 
+def test_a_copy_of_parameters_has_the_changes_checked_and_a_field_that_is_set_says_how(llm: LLM) -> None:
+    given = SamplingParams(n=2, max_tokens=5, regex="yes|no", stop="x")
+    assert given.replace(n=3) == SamplingParams(n=3, max_tokens=5, regex="yes|no", stop="x")
+    assert given.replace(choice=["a"]) == SamplingParams(n=2, max_tokens=5, choice=["a"], stop="x")
+    assert given.replace(grammar=None).grammar is None
+    with pytest.raises(WrongValues, match="n: 0 must be from 1"):
+        given.replace(n=0)
+    with pytest.raises(WrongValues, match="best_of: 1 answers cannot have the 2 best"):
+        given.replace(best_of=1)
+    with pytest.raises(AttributeError, match=r"params\.replace\(n=…\) returns a copy"):
+        given.n = 4  # type: ignore[misc]
+    assert pickle.loads(pickle.dumps(given)) == copy.deepcopy(given) == given
+
+
 def test_an_llm_on_a_socket_has_the_server_s_model_and_every_method(served: LLM, server: ServerProcess) -> None:
     assert repr(served).startswith(f"<uma.LLM {str(server.socket)!r}: ")
     assert served.info.model.is_builtin
@@ -263,6 +277,8 @@ def test_a_socket_without_a_server_is_told_at_once(tmp_path: Path) -> None:
         LLM(socket=7)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="expected a Unix socket's path, not a URL"):
         LLM(socket="http://127.0.0.1:8000")
+    with pytest.raises(ConfigError, match=r"model: expected a file or a name, not a URL: .* OpenAI's API"):
+        LLM("http://127.0.0.1:8000/v1")
 
 
 def test_with_a_checkpoint_the_same_call_takes_what_is_there_and_goes_on(llm: LLM, tmp_path: Path) -> None:

@@ -53,6 +53,8 @@ OTHERS = {
     "n_predict": "max_tokens",
     "stop_token_ids": "stop",
     "guided_json": "json_schema",
+    "structured_outputs": "json_schema",
+    "response_format": "json_schema",
     "guided_regex": "regex",
     "guided_choice": "choice",
     "repeat_penalty": "repetition_penalty",

@@ -68,6 +68,7 @@ KEYWORDS = tuple(field.name for field in attrs.fields(RuntimeConfig) if field.na
 
 HINTS = {
     **dict.fromkeys(NO_KEYWORDS, "it is a setting of a server (`uma run`), which LLM is not"),
+    "base_url": "socket is a server's Unix socket; a server's URL is for a client of OpenAI's API, such as `openai`",
     "verbose": "what UMA logs is Python's `logging` to show",
     "stream": "llm.stream gives an answer piece by piece",
     "timeout": "each call has it: llm.generate(…, timeout=30)",

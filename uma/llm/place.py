@@ -13,7 +13,7 @@ import attrs
 from uma.client import connect
 from uma.engine import open_engine
 from uma.errors import ConfigError, WrongKind
-from uma.llm.arguments import config_of, shown
+from uma.llm.arguments import HINTS, config_of, shown
 from uma.models.names import check_alone
 from uma.types import Source
 
@@ -33,6 +33,11 @@ def place_of(model: Any, socket: Any, settings: Mapping[str, Any]) -> ModelPlace
     if not isinstance(socket, str | PathLike | None):
         raise WrongKind(f"socket: expected the path of a server's Unix socket, not {shown(socket)}")
     if socket is None:
+        if model is not None and fspath(model).startswith(("http://", "https://")):
+            raise ConfigError.at(
+                "model",
+                f"expected a file or a name, not a URL: {fspath(model)}; {HINTS['base_url']}; `uma pull` gets models",
+            )
         config = config_of("builtin" if model is None else fspath(model), dict(settings))
         return ModelPlace(config.model, partial(open_engine, config))
     if "://" in fspath(socket):

@@ -236,6 +236,14 @@ class SamplingParams:
 
     def __attrs_post_init__(self) -> None:
         check(self)
+        if self.best_of is not None and self.best_of < self.n:
+            raise WrongValues(Wrong("best_of", f"{self.best_of} answers cannot have the {self.n} best (n) among them"))
+
+    def replace(self, **changes: Any) -> SamplingParams:
+        """Return a copy with other values for these fields, which are checked as on construction. A field of `Grammar`
+        replaces the whole `grammar`.
+        """
+        return attrs.evolve(self, **({"grammar": None} if changes.keys() & {*GRAMMAR_FIELDS} else {}) | changes)
 
     def over(self, defaults: SamplerSettings) -> SamplingParams:
         """Return a copy with these defaults for fields that are None, or `self` if that changes nothing."""
@@ -266,5 +274,10 @@ class SamplingParams:
         return self.settled.is_greedy and self.dry_multiplier == 0
 
 
+def _refuse(_self: SamplingParams, name: str, _value: Any) -> None:
+    raise AttributeError(f"SamplingParams are not changed; params.replace({name}=…) returns a copy")
+
+
+SamplingParams.__setattr__ = _refuse  # type: ignore[method-assign, assignment]  # attrs has its own for frozen classes
 _NEUTRAL = SamplerSettings()
 _DEFAULTS = {field.name: field.default for field in attrs.fields(SamplingParams)}

@@ -320,7 +320,7 @@ class ChatAbilities:
         elif not self._vocab.eog:
             yield Wrong("tools", "not available; this model's vocabulary has no token that ends a text")
         if request.messages is None:
-            yield Wrong("tools", "they go through the chat template; give messages")
+            yield Wrong("tools", 'they go through the chat template; give messages: [{"role": "user", "content": …}]')
         if request.sampling.grammar is not None:
             yield from self._ungrammatical(request)
 

@@ -138,8 +138,6 @@ def _conflicts(request: Request) -> list[Wrong]:
     if sampling.reproducible and (sampling.echo or sampling.prompt_logprobs is not None):
         name = "echo" if sampling.echo else "prompt_logprobs"
         lines.append(Wrong(name, "a reproducible request is told nothing of its prompt; leave one of the two out"))
-    if sampling.best_of is not None and sampling.best_of < sampling.n:
-        lines.append(Wrong("best_of", f"{sampling.best_of} answers cannot have the {sampling.n} best (n) among them"))
     if sampling.best_of is not None and sampling.best_of > sampling.n and request.stream:
         lines.append(Wrong("best_of", "which answers are the best is known at their end; set stream to false"))
     return lines
