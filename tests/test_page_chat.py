@@ -192,11 +192,17 @@ def test_a_server_that_goes_away_is_waited_for_and_what_was_said_stays(browser: 
         server.process.process.kill()
         expect(page.locator(".status")).to_have_text("Server not reachable. Retrying …")
         expect(page.locator("#model")).to_have_text("Server not reachable")
-        expect(page.locator(".fine:visible")).to_contain_text("Server not reachable: what you enter waits here")
+        expect(page.locator(".fine:visible")).to_contain_text(
+            "what you enter waits, or is put back into the box if the answer before it fails."
+        )
         expect(page.locator(".failure")).to_contain_text("The server does not answer")
         expect(page.get_by_role("button", name="Try again")).to_be_visible()
-        expect(page.locator(".toast")).to_contain_text("your queued question is back in the box")
-        expect(page.get_by_label("Message", exact=True)).to_have_value("And then?")
+        box, why = page.get_by_label("Message", exact=True), page.locator("#given-back")
+        expect(why).to_have_text("Not sent: the answer before it failed.")
+        expect(box).to_have_value("And then?")
+        assert violations(page) == []
+        box.fill("")
+        expect(why).to_be_empty()
         assert page.locator("article.assistant .blocks").inner_text()
         one.problems.clear()  # the browser's own lines about refused connections
 

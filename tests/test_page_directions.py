@@ -12,7 +12,7 @@ QUESTION = "מה שלומך היום?"
 ANSWER = """\
 מזג האוויר יפה היום `f(x)`.
 
-This paragraph is English.
+This paragraph is English, with [a link](https://example.org).
 
 - ענן ראשון
 - ענן שני
@@ -51,6 +51,7 @@ def test_each_text_has_its_own_direction(browser: Browser, tmp_path: Path) -> No
         assert blocks[:5] == ["rtl", "ltr", "rtl", "rtl", "rtl"]
         assert direction(page.locator(".code pre")) == direction(page.locator("p > code")) == "ltr"
         assert direction(page.locator(".assistant .actions")) == "ltr"
+        expect(page.locator(".block a")).to_have_css("unicode-bidi", "isolate")
         # What stands at the beginning of a line stands on its right.
         indent = "each => getComputedStyle(each).paddingRight !== '0px' && getComputedStyle(each).paddingLeft === '0px'"
         for part in (".block ul", ".block blockquote"):

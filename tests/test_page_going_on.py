@@ -188,11 +188,13 @@ def test_settings_are_of_one_conversation_until_they_are_made_those_of_new_chats
     for is_kept in (False, True):
         settings.click()
         expect(scope).to_contain_text(same)
+        expect(button).to_be_hidden()
         system.fill("You are a fox.")
         temperature.fill("0.5")
         expect(scope).to_contain_text(other)
         if is_kept:
             button.click()
+            expect(scope).to_be_focused()  # the button is gone
             expect(scope).to_contain_text(same)
         page.keyboard.press("Escape")
         here.visit()
@@ -209,6 +211,23 @@ def test_settings_are_of_one_conversation_until_they_are_made_those_of_new_chats
     new_chat.click()
     settings.click()
     expect(system).to_have_value("You are a fox.")  # what one conversation changes is its own
+
+
+def test_answers_side_by_side_have_one_legend_of_probabilities(here: Visitor) -> None:
+    page = here.visit().page
+    page.get_by_role("button", name="Settings", exact=True).click()
+    unfold_settings(page)
+    page.get_by_label("Token probabilities").fill("3")
+    page.get_by_label("Answers at once").fill("2")
+    page.get_by_label("Max tokens").fill("24")
+    page.keyboard.press("Escape")
+    here.ask("Tell me a story about a fox")
+    here.wait_for_answer(2)
+    shown, legend = page.locator(".compared article").all(), page.locator(".token-key:visible")
+    expect(legend).to_have_count(1)
+    for card in shown:
+        card.get_by_role("button", name="Probabilities", exact=True).click()
+        expect(legend).to_have_count(0 if card is shown[-1] else 1)
 
 
 def test_a_schema_that_is_no_json_is_kept_with_its_line(here: Visitor) -> None:

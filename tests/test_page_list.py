@@ -160,6 +160,10 @@ def test_the_palette_has_actions_and_goes_by_arrow_keys(here: Visitor) -> None:
     search.fill("new chat")
     page.keyboard.press("Enter")
     expect(page.get_by_label("Message", exact=True)).to_be_focused()
+    here.ask("What is UMA?")
+    here.wait_for_answer()
+    page.keyboard.press("Control+k")
+    expect(page.get_by_role("option", name="This conversation: export as JSON")).to_be_visible()
 
 
 def test_a_click_on_the_title_renames_and_the_menu_goes_by_arrow_keys(here: Visitor) -> None:

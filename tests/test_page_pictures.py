@@ -191,9 +191,13 @@ def test_what_is_no_picture_and_a_model_that_sees_none_are_told_at_once(here: Vi
     page.get_by_role("option", name="beta").click()
     page.get_by_role("button", name="Attach a document", exact=True).wait_for()
     page.locator("#attach-file").set_input_files(payload("two.png", SMALL))
-    expect(page.locator(".toast").last).to_contain_text("Not attached: two.png. This model cannot see pictures.")
+    expect(page.locator(".toast").last).to_contain_text(
+        "Not attached: two.png. This model cannot see pictures, but alpha can: choose it above."
+    )
     here.ask("And now?")
-    expect(page.locator(".failure")).to_contain_text("This model cannot see pictures, and the conversation has some.")
+    expect(page.locator(".failure")).to_contain_text(
+        "The conversation has pictures. This model cannot see pictures, but alpha can: choose it above. You can"
+    )
     page.locator("#model").click()
     page.get_by_role("option", name="alpha").click()
     page.get_by_role("button", name="Try again").click()

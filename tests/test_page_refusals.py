@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from page_browser import ENDLESS, Visitor, saying
+from page_browser import ENDLESS, Visitor, saying, violations
 from playwright.sync_api import Browser, FilePayload, Page, expect
 from playwright.sync_api import Request as PageRequest
 
@@ -83,7 +83,17 @@ def test_a_conversation_that_is_full_is_told_apart_from_a_question_that_is_too_l
         here.ask("And then?")
         failure = page.locator(".failure")
         expect(failure).to_contain_text("This conversation is longer than")
-        expect(failure).to_contain_text("Start a new chat, or edit an earlier question")
+        ways = ("Drop the oldest messages", "Summarize them", "New chat")
+        expect(failure).to_contain_text(f"{ways[0]}, have the model summarize them, or start a new chat.")
+        expect(failure.get_by_role("button")).to_have_text(ways)
+        page.set_viewport_size({"width": 1440, "height": 900})
+        boxes = failure.locator("p, button").evaluate_all(
+            "all => all.map(each => each.getBoundingClientRect().toJSON())"
+        )
+        words, first, *others = boxes
+        assert {each["y"] for each in others} == {first["y"]} and first["y"] >= words["bottom"]
+        assert words["width"] > 600
+        assert violations(page) == []
         expect(failure).not_to_contain_text("remove a file")
         assert page.get_by_role("button", name="Try again").count() == 0
         failure.get_by_role("button", name="New chat").click()
@@ -119,7 +129,9 @@ def test_files_that_are_refused_are_named_in_one_notice_that_can_be_put_away(her
             box.dispatchEvent(new ClipboardEvent("paste", { clipboardData, bubbles: true, cancelable: true }));
         }"""
     )
-    expect(toast).to_have_text(re.compile(r"^Not attached: image\.png\. This model cannot see pictures\."))
+    expect(toast).to_have_text(
+        re.compile(r"^Not attached: image\.png\. This model cannot see pictures, and no model here can\.")
+    )
     with page.expect_request(ANSWERS) as sent:
         here.ask("What is in them?")
     expect(toast).to_have_count(0)  # it goes with what it was about
@@ -277,7 +289,9 @@ def test_a_double_click_asks_once(here: Visitor) -> None:
 def test_a_model_here_with_a_longer_context_is_named(here: Visitor) -> None:
     refusal = "prompt too large: 9,000 tokens do not fit the context of 8,192 tokens, which must also hold the answer"
     failure = {"code": "E_LIMIT_PROMPT_TOO_LARGE", "message": refusal}
+    info = "{ limits: { n_ctx: 8192 }, models: [{ name: 'gemma', fits: true, context_length: 9000 }] }"
     words = here.visit().page.evaluate(
-        "async failure => (await import('/ui/failures.js')).explain(failure, false, 'gemma').words", failure
+        "async failure => (await import('/ui/failures.js')).explain(failure, false, INFO).words".replace("INFO", info),
+        failure,
     )
     assert words.endswith(" There are 9,000 tokens, and at most 8,192 fit. More fit into gemma.")

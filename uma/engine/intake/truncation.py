@@ -60,7 +60,7 @@ class Cut:
         done = "were replaced by a summary" if summary.text else "were left out"
         done += f" ({tokens:,} tokens were read and written for it)" if tokens else ""
         why = f"; there is no summary of them: {summary.why_none}" if summary.why_none else ""
-        line = f"truncation: {len(self.gone):,} messages of the oldest turns {done}, to fit the context{why}"
+        line = f"{len(self.gone):,} messages of the oldest turns {done}, to fit the context{why}"
         return LeftOut(len(self.gone), summary.text, tokens), (line,)
 
 

@@ -391,17 +391,17 @@ def _waits(request: RunningRequest, activity: Activity) -> dict[str, Any]:
     return {"waits_for": request.waits_for} | unread if request.waits_for else {}
 
 
-def _lines(found: Explained) -> list[str]:
-    """Where an answer's time went, a line each in the order of its life; what of its prompt was known; what helps."""
+def _lines(found: Explained) -> list[list[str]]:
+    """How long an answer took, before where that time went, in order; what of its prompt was known; what helps."""
+    known, whole, first = found.cached_tokens, found.prompt_tokens, found.metrics.ttft_ms
+    extent = {"read": f", {whole - known:,} tokens", "slot": f", behind {found.started_before:,} others"}
     told = [(cause, ms) for cause, ms in found.spent_ms.items() if ms >= TOLD_SHARE * found.age_ms]
-    read, first = found.prompt_tokens - found.cached_tokens, found.metrics.ttft_ms
-    extent = {"read": f", {read:,} tokens", "slot": f", behind {found.started_before:,} others"}
+    parts = [f"{seconds(ms)} {CAUSES.get(cause, cause)}{extent.get(cause, '')}" for cause, ms in told]
     begun = f"First word after {seconds(first)}, all" if first else "All"
     return [
-        f"{begun} of the answer after {seconds(found.age_ms)}. Of that:",
-        *(f"{seconds(ms)} {CAUSES.get(cause, cause)}{extent.get(cause, '')}" for cause, ms in told),
-        f"{found.cached_tokens:,} of its {found.prompt_tokens:,} prompt tokens were known, and not read again.",
-        *(each for each in sentences(found) if each.startswith("The most time: ")),  # others need words of engines
+        [f"{begun} of the answer after {seconds(found.age_ms)}{'. Of that:' if parts else '.'}", *parts],
+        [f"{known:,} of {whole:,} prompt tokens were cached." if known else f"All {whole:,} prompt tokens were read."],
+        *([each] for each in sentences(found) if each.startswith("The most time: ")),  # others need words of engines
     ]
 
 

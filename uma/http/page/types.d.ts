@@ -266,8 +266,7 @@ interface Actions {
   branchOff(message: Message): void;
   /** Tokens that the model can read. */
   mostTokens(): number;
-  /** The name of a model here that can read more. */
-  longer(): string | undefined;
+  info(): Info | undefined;
   count(text: string): Promise<number | undefined>;
   /** Show all answers to its question, side by side. */
   compare(message: Message): void;

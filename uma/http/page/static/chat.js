@@ -403,7 +403,7 @@ export class Chat {
       if (message.parent) this.edit(this.current.messages[message.parent]);
     },
     mostTokens: () => this.does.info()?.limits.n_ctx || Infinity,
-    longer: () => this.does.info()?.models?.find(({ fits, context_length: most }) => fits && most > this.actions.mostTokens())?.name,
+    info: () => this.does.info(),
     count: (text) => this.does.count(text),
     begin: () => this.does.begin(),
     isOutgrown: (message) => isOutgrown(this.current, message),

@@ -2,7 +2,7 @@
 
 import { Extent, LONG_CHARS } from "./attachments.js";
 import { readFile, Unreadable } from "./documents.js";
-import { announce, byId, clearToasts, copyOf, DOUBLE_CLICK_MS, h, icon, number, rebuild, toast } from "./dom.js";
+import { announce, byId, clearToasts, copyOf, DOUBLE_CLICK_MS, h, icon, number, rebuild, say, toast } from "./dom.js";
 import { Drafts, joined } from "./drafts.js";
 import { isPicture, pictureOf } from "./pictures.js";
 
@@ -15,7 +15,7 @@ const MAX_BOX_CHARS = 32_768;
 const MAX_NAMED = 3;
 
 export class Composer {
-  /** @param {{send: (text: string, files: Attachment[]) => void, stop: () => void, openSettings: () => void, count: (text: string) => Promise<number | undefined>, model: () => string, editLast: () => void}} does */
+  /** @param {{send: (text: string, files: Attachment[]) => void, stop: () => void, blind: () => string, openSettings: () => void, count: (text: string) => Promise<number | undefined>, model: () => string, editLast: () => void}} does */
   constructor(does) {
     this.does = does;
     this.input = byId("input", HTMLTextAreaElement);
@@ -39,6 +39,8 @@ export class Composer {
     this.drafts = new Drafts(() => this.writing);
     this.isAnswering = this.isUndecided = false;
     this.queue = byId("queued", HTMLUListElement);
+    /** Why the box has a text that was to be sent. */
+    this.notice = byId("given-back", HTMLElement);
     this.clickedAt = -Infinity;
     this.maxBytes = Infinity;
     this.maxTokens = Infinity;
@@ -99,6 +101,7 @@ export class Composer {
   /** Put this into the box. @param {Draft} draft */
   fill({ text, files }) {
     clearToasts("attach");
+    say(this.notice, "");
     this.input.value = text;
     this.extent.files = files;
     this.fit();
@@ -215,7 +218,9 @@ export class Composer {
     this.input.style.height = `${this.extent.isLong ? MAX_INPUT_PX : Math.min(this.input.scrollHeight, MAX_INPUT_PX)}px`;
     this.queuer.hidden = !this.isAnswering || !this.canSend;
     this.button.disabled = !this.isAnswering && !this.canSend;
-    if (!this.hasSome) clearToasts("paste");
+    if (this.hasSome) return;
+    clearToasts("paste");
+    say(this.notice, "");
   }
 
   /** @param {HTMLFormElement} form */
@@ -321,7 +326,7 @@ export class Composer {
   async read(file) {
     if (!file.size) throw new Unreadable("It is empty.");
     if (isPicture(file)) {
-      if (!this.sees) throw new Unreadable("This model cannot see pictures.");
+      if (!this.sees) throw new Unreadable(this.does.blind());
       const image = await pictureOf(file);
       if (image) return { text: "", image };
       throw new Unreadable("The browser cannot read this picture.");

@@ -4,7 +4,7 @@
 import { number } from "./dom.js";
 
 const TOO_LONG = "This is longer than the model’s context window. Shorten the question, remove a file, or start a new chat.";
-const FULL = "This conversation is longer than the model’s context window. Start a new chat, or edit an earlier question and continue from there.";
+const FULL = "This conversation is longer than the model’s context window. Drop the oldest messages, have the model summarize them, or start a new chat.";
 const BUSY = "The server is busy.";
 const STOPPED = "The server was stopped or restarted before the answer was complete.";
 
@@ -37,20 +37,20 @@ const BOUNDS = [
 ];
 const BAD_REQUESTS = ["400", "unsupported_parameter", "E_PROTO_BAD_REQUEST", "E_HTTP_UNSUPPORTED"];
 const WRONG_SETTING = "The server does not accept one of the settings. Correct it in the settings, or reset them.";
-const BLIND = "This model cannot see pictures, and the conversation has some. Choose a model that can, edit the question to remove them, or start a new chat.";
 const WRONG_CHAT = "The model does not accept this conversation. Edit the question, or start a new chat.";
 
 /** The tokens of a prompt that is too long, and those that there can be. */
 const EXTENT = /([\d,]+) tokens do not fit the context of ([\d,]+)/;
 
-/** @param {Failure} failure @param {boolean} isOutgrown Most of what the model was given stands before the question. @param {string} [longer] A model with a longer context. @returns {{words: string, detail: string, isFull?: boolean, isTooLong?: boolean}} `detail` is empty where `words` are all there is; full: a shorter question does not help; too long: nothing else does. */
-export function explain({ code, message, retry_after_ms: retry }, isOutgrown, longer) {
+/** @param {Failure} failure @param {boolean} isOutgrown Most of what the model was given stands before the question. @param {Info} [info] @returns {{words: string, detail: string, isFull?: boolean, isTooLong?: boolean}} `detail` is empty where `words` are all there is; full: a shorter question does not help; too long: nothing else does. */
+export function explain({ code, message, retry_after_ms: retry }, isOutgrown, info) {
   if (code === "gone" || code === "unreachable") return { words: message, detail: "" };
   const [, size, most] = EXTENT.exec(message) ?? [];
+  const longer = info?.models?.find(({ fits, context_length: length }) => fits && length > (info.limits.n_ctx || Infinity))?.name;
   const extent = size ? `There are ${size} tokens, and at most ${most} fit.${longer ? ` More fit into ${longer}.` : ""}` : "";
   if (WORDS[code] === TOO_LONG && (isOutgrown || extent))
     return { words: `${isOutgrown ? FULL : TOO_LONG} ${extent}`.trim(), detail: extent ? "" : message, isFull: isOutgrown, isTooLong: !isOutgrown };
-  const words = boundOf(message) ?? WORDS[code] ?? (BAD_REQUESTS.includes(code) ? wrong(message) : "The answer failed.");
+  const words = boundOf(message) ?? WORDS[code] ?? (BAD_REQUESTS.includes(code) ? wrong(message, info) : "The answer failed.");
   const when = [BUSY, OWN_RATE, STOPPED, "The answer failed."].includes(words) ? ` ${again(retry)}` : "";
   return { words: words + when, detail: message, isTooLong: words === TOO_LONG };
 }
@@ -65,10 +65,16 @@ function boundOf(message) {
   return BOUNDS.find(([form]) => form.test(message))?.[1];
 }
 
-/** @param {string} message Begins with the field that is wrong, where it is one. */
-function wrong(message) {
-  if (/this model does not support image /.test(message)) return BLIND;
+/** @param {string} message Begins with the field that is wrong, where it is one. @param {Info | undefined} info */
+function wrong(message, info) {
+  if (/this model does not support image /.test(message)) return `The conversation has pictures. ${blind(info)} You can also edit the question to remove them, or start a new chat.`;
   return /^(sampling|priority|reasoning)\b/i.test(message) ? WRONG_SETTING : WRONG_CHAT;
+}
+
+/** That the model sees no pictures, and which one does. @param {Info | undefined} info */
+export function blind(info) {
+  const other = info?.models?.find(({ fits, vision }) => fits && vision)?.name;
+  return `This model cannot see pictures${other ? `, but ${other} can: choose it above` : ", and no model here can"}.`;
 }
 
 /** @param {number | null | undefined} retry In milliseconds. */

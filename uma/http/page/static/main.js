@@ -5,6 +5,7 @@ import { Chat } from "./chat.js";
 import { Composer } from "./composer.js";
 import { listenForDecisions } from "./decide.js";
 import { announce, button, byId, copy, clearToasts, download, h, number, say, toast } from "./dom.js";
+import { blind } from "./failures.js";
 import { LiveView } from "./live.js";
 import { keep, kept } from "./local.js";
 import { Palette } from "./palette.js";
@@ -76,6 +77,7 @@ const picker = new Picker({
 const composer = new Composer({
   send: (text, files) => chat.send(text, files),
   stop: () => chat.stop(),
+  blind: () => blind(info),
   openSettings: () => editSettings(),
   count,
   model: modelName,
@@ -114,7 +116,8 @@ function sendNext(home) {
   const isRunning = Boolean(last?.token);
   if (!isRunning && !last?.done && !last?.isStopped && composer.drafts.queueOf(home.id).length) {
     composer.giveBack(home.id);
-    toast("The answer failed: your queued question is back in the box.", undefined, "queue");
+    if (home === chat.current) say(composer.notice, "Not sent: the answer before it failed.");
+    else toast(`An answer failed: what was queued behind it is back in the box of “${home.title}”.`, undefined, "queue");
   }
   const next = isRunning || chat.isUndecided(home) ? undefined : composer.next(home.id);
   if (next) chat.send(next.text, next.files, home);
@@ -191,7 +194,7 @@ function search() {
 /** What can be done, each with its keys, if any. @returns {Entry[]} */
 function actions() {
   const isKept = chat.conversations.includes(chat.current);
-  const own = isKept ? acts(chat.current.id).map(({ label, run }) => ({ label: `This conversation: ${label.toLowerCase()}`, run: () => run(null) })) : [];
+  const own = isKept ? acts(chat.current.id).map(({ label, run }) => ({ label: `This conversation: ${label[0].toLowerCase()}${label.slice(1)}`, run: () => run(null) })) : [];
   const last = chat.lastAnswer;
   const click = (/** @type {string} */ id) => () => byId(id, HTMLElement).click();
   return [

@@ -18,8 +18,6 @@ const BLOCK_TAGS = 5;
 const SHORT_CELL_CHARS = 16;
 /** A tag's other half is so near. */
 const MAX_SPAN_CHARS = 4_096;
-/** Folded parts are so deep in each other at most. */
-const MAX_FOLDS = 5;
 /** The page's own headings are of level 1 and 2, so a text's begin at 3. */
 const HEADING_OFFSET = 2;
 
@@ -61,22 +59,6 @@ parser.block.ruler.before("reference", "footnote", (state, start, _, silent) => 
   state.push("paragraph_close", "p", -1);
   return true;
 }, { alt: ["paragraph"] });
-/** A folded part: its tags stand on lines of their own, with Markdown between them. */
-const FOLD = /^(?=<)(?:<(details)(?: open)?>)?\s*(?:<summary>(.*)<\/summary>)?\s*$|^<(\/details)>\s*$/i;
-parser.block.ruler.before("table", "fold", (state, start, _, silent) => {
-  const [whole, opens, summary, closes] = FOLD.exec(lineOf(state, start)) ?? [];
-  const depth = Number(state.env.folds ?? 0);
-  if (!whole || state.level !== depth || (opens ? depth === MAX_FOLDS : !depth)) return false;
-  if (silent) return true;
-  state.line = start + 1;
-  state.env.folds = depth + Number(Boolean(opens)) - Number(Boolean(closes));
-  if (opens) state.push("details_open", "details", 1).map = [start, state.line];
-  if (summary) state.push("summary_open", "summary", 1);
-  if (summary) Object.assign(state.push("inline", "", 0), { content: summary.trim(), children: [] });
-  if (summary) state.push("summary_close", "summary", -1);
-  if (closes) state.push("details_close", "details", -1);
-  return true;
-}, { alt: ["paragraph"] });
 parser.renderer.rules.fence = parser.renderer.rules.code_block = (tokens, index) => {
   const { content, info } = tokens[index];
   if (isCall(content)) return parser.renderer.rules.call?.(tokens, index) ?? "";
@@ -104,7 +86,6 @@ function parse(text, env) {
   const blocks = [];
   /** @type {markdown.Token[]} */
   let group = [];
-  env.folds = 0;
   const tokens = parser.parse(text, env);
   for (const [index, token] of tokens.entries()) {
     dress(token, env);
@@ -113,7 +94,7 @@ function parse(text, env) {
     if (/^t[hd]_open/.test(cell?.type) && token.content.length <= SHORT_CELL_CHARS)
       cell.attrs = [["class", `${cell.attrGet("class") ?? ""} is-short`.trim()]];
     group.push(token);
-    if (index < tokens.length - 1 && (token.level > 0 || token.nesting > 0)) continue; // the last can be in an open fold
+    if (token.level > 0 || token.nesting > 0) continue;
     const html = parser.renderer.render(group, parser.options, env);
     blocks.push({ html, start: lines[group[0].map?.[0] ?? 0], tags: BLOCK_TAGS + html.split("<").length, heading: env.heading });
     group = [];

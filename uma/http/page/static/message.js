@@ -318,13 +318,13 @@ function waitOf({ waits_for, ahead, unread_before: unread }) {
 /** @param {Message} message @param {Actions} actions */
 function failureOf(message, actions) {
   if (!message.failure) return null;
-  const { words, detail, isFull, isTooLong } = explain(message.failure, actions.isOutgrown(message), actions.longer());
+  const { words, detail, isFull, isTooLong } = explain(message.failure, actions.isOutgrown(message), actions.info());
   const act = () => (isFull ? actions.begin() : isTooLong ? actions.edit(message) : actions.again(message));
   const label = isFull ? "New chat" : isTooLong ? "Edit the question" : "Try again";
-  const less = isFull && button(WITHOUT_OLDEST, () => actions.outgrow(message, "auto"));
-  const summary = isFull && button(WITH_SUMMARY, () => actions.outgrow(message, "compact"));
+  const shorter = isFull ? [button(WITHOUT_OLDEST, () => actions.outgrow(message, "auto")), button(WITH_SUMMARY, () => actions.outgrow(message, "compact"))] : [];
   const told = detail && h("p", { class: "detail" }, `The server said: ${detail}`);
-  return h("div", { class: "failure", role: "alert" }, h("div", {}, h("p", {}, words), told), less, summary, button(label, act));
+  const ways = h("div", { class: "ways" }, ...shorter, button(label, act));
+  return h("div", { class: "failure", role: "alert" }, h("p", {}, words), told, ways);
 }
 
 /** An answer's end, for screen readers; a failure speaks for itself. @param {Message} message */
@@ -387,12 +387,14 @@ function whyButton({ request, done }, foot) {
     button.setAttribute("aria-expanded", String(!shown));
     if (shown) return shown.remove();
     const list = h("ul", { class: "why" }, h("li", {}, "…"));
-    const line = (/** @type {string} */ words) => h("li", { dir: "auto" }, ...words.split("`").map((part, at) => (at % 2 ? h("code", {}, part) : part)));
+    /** @type {(words: string, ...parts: string[]) => HTMLElement} */
+    const line = (words, ...parts) =>
+      h("li", { dir: "auto" }, ...words.split("`").map((part, at) => (at % 2 ? h("code", {}, part) : part)), parts.length > 0 && h("ul", {}, ...parts.map((each) => line(each))));
     const before = done.loading_ms ? [line(`${number(done.loading_ms / 1_000, 1)} s: the model was loaded first`)] : [];
     foot.append(list);
     try {
       const { lines } = await ask(`why/${encodeURIComponent(request)}`);
-      list.replaceChildren(...before, ...lines.map(line));
+      list.replaceChildren(...before, ...lines.map((/** @type {[string, ...string[]]} */ each) => line(...each)));
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
       list.replaceChildren(...before, line("Not known any more: the server explains its last thousand requests."));

@@ -121,8 +121,11 @@ export function summary(settings) {
 /** Fill the sheet. Changes count at once. @param {Settings} settings @param {Info | undefined} info @param {(settings: Settings) => void} onChange @param {string} preset The name of the preset that was chosen. @param {Settings} [before] Those that a reset has replaced. */
 export function fillSettings(settings, info, onChange, preset = "", before = undefined) {
   const draft = structuredClone(settings);
-  const isOfNew = () => JSON.stringify(ofNewChats()) === JSON.stringify(readSettings(draft));
-  const tell = () => say(byId("scope", HTMLElement), `All of this is for this conversation${isOfNew() ? ", and new chats begin with the same." : ". New chats begin with other settings."}`);
+  const [scope, use] = [byId("scope", HTMLElement), byId("for-new-chats", HTMLButtonElement)];
+  const tell = () => {
+    use.hidden = JSON.stringify(ofNewChats()) === JSON.stringify(readSettings(draft));
+    say(scope, `All of this is for this conversation${use.hidden ? ", and new chats begin with the same." : ". New chats begin with other settings."}`);
+  };
   const changed = () => (onChange(structuredClone(draft)), tell());
   const load = (/** @type {Settings} */ chosen, preset = "", /** @type {Settings | undefined} */ before = undefined) => {
     Object.assign(draft, { answers: undefined, unread: undefined }, chosen);
@@ -135,7 +138,7 @@ export function fillSettings(settings, info, onChange, preset = "", before = und
     draft.system = system.value;
     changed();
   };
-  byId("for-new-chats", HTMLButtonElement).onclick = () => (keep(NEW_CHATS_KEY, JSON.stringify(draft)), tell());
+  use.onclick = () => (keep(NEW_CHATS_KEY, JSON.stringify(draft)), tell(), scope.focus());
   tell();
   presets(preset, draft, info, load);
   byId("thinking-choice", HTMLFieldSetElement).hidden = !info?.capabilities.reasoning_switch;
