@@ -122,7 +122,7 @@ def test_lines_that_could_not_be_written_are_counted_in_the_next_one_that_can(tm
     handler.handle(logging.LogRecord("uma", logging.INFO, "", 0, "hello", None, None))
     os.close(full)
     assert path.read_text().endswith("uma hello lines_lost=3\n")
-    assert handler.lines_lost == 0
+    assert (handler.lines_lost, handler.lines_lost_total) == (0, 3)
     assert '"lines_lost":3' in json_line(
         logging.LogRecord("uma", logging.INFO, "", 0, "hello", None, None), {"lines_lost": 3}
     )

@@ -162,6 +162,7 @@ _OF_SERVER: dict[str, tuple[FigureKind, str]] = {
     "active_sessions": ("gauge", "Sessions of clients that are open on the socket."),
     "sessions_total": ("counter", "Sessions accepted on the socket."),
     "sessions_refused_total": ("counter", "Sessions refused for their number, or because the server was stopping."),
+    "log_lines_lost_total": ("counter", "Lines of the log that could not be written, as to a full disk."),
     "memory_budget_bytes": ("level", "Bytes that all models together can take."),
     **{
         f"{holder}_{name}_total": ("counter", text.format(whose))

@@ -33,7 +33,7 @@ from uma.net.throttle import ClientLines, Throttle
 from uma.net.unread import Unread
 from uma.protocol.messages import ErrorEvent, Sender
 from uma.server.clock import IdleClock
-from uma.server.logs import log
+from uma.server.logs import lines_lost_total, log
 from uma.server.own_files import OwnFiles
 from uma.server.users import Users
 from uma.types import (
@@ -179,11 +179,12 @@ class ConnectionHost:
         return snapshot if self.is_child else {**snapshot, **own}
 
     def figures(self) -> dict[str, Any]:
-        """What sessions and users the server has and had."""
+        """What sessions and users the server has and had, and what its log has lost."""
         return {
             "active_sessions": len(self._connections),
             "sessions_total": self.sessions_total,
             "sessions_refused_total": self.sessions_refused_total,
+            "log_lines_lost_total": lines_lost_total(),
             **quota.figures("user", self.users.accounts()),
         }
 

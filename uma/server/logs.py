@@ -169,6 +169,8 @@ class LineHandler(logging.Handler):
         self._make_line = make_line
         self.lines_lost = 0
         """Lines that could not be written since the last one that could."""
+        self.lines_lost_total = 0
+        """Lines that could not be written, or not whole, since the start."""
         self._is_torn = False
         """Whether the last line was written in part: the next one begins with a newline."""
 
@@ -185,8 +187,16 @@ class LineHandler(logging.Handler):
             self._is_torn = os.write(self._fd, data) < len(data)
         except OSError:
             self.lines_lost += 1
+            self.lines_lost_total += 1
         else:
             self.lines_lost = int(self._is_torn)
+            self.lines_lost_total += self._is_torn
+
+
+def lines_lost_total() -> int:
+    """Lines that this process's log has lost since its start."""
+    handlers = logging.getLogger("uma").handlers
+    return sum(handler.lines_lost_total for handler in handlers if isinstance(handler, LineHandler))
 
 
 class TerminalHandler(LineHandler):
