@@ -52,7 +52,8 @@ def test_uma_explain_tells_of_a_request_by_its_id_and_of_the_newest_one(server: 
     with server.connect() as raw:
         raw.hello()
         for id in ("first\x1b[2J", "second"):
-            raw.send({"id": id, "prompt": "Once", "max_tokens": 3, "ignore_eos": True})
+            # Long enough that neither reading nor writing rounds to 0 % beside what a busy machine makes it wait.
+            raw.send({"id": id, "prompt": f"{id} was. " * 100, "max_tokens": 32, "ignore_eos": True})
             raw.last_of(id)
         raw.send({"type": "explain", "id": "q", "request": "third"})
         assert raw.last_of("q")["code"] == "E_PROTO_BAD_REQUEST"
@@ -63,11 +64,11 @@ def test_uma_explain_tells_of_a_request_by_its_id_and_of_the_newest_one(server: 
     assert (newest.returncode, newest.stderr) == (0, "")
     head, figures = newest.stdout.splitlines()[0], newest.stdout.splitlines()[2]
     assert head.startswith("request second · normal")
-    assert "3 tokens written" in figures
+    assert "32 tokens written" in figures
     assert all(CAUSES[cause] in newest.stdout for cause in ("read", "write"))
     assert "Cache: " in newest.stdout
     told = json.loads(first.stdout)
-    assert (told["id"], told["reason"], told["generated_tokens"]) == ("first\x1b[2J", "length", 3)
+    assert (told["id"], told["reason"], told["generated_tokens"]) == ("first\x1b[2J", "length", 32)
     assert "\x1b" not in first.stdout
 
 
