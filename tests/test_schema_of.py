@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
+from datetime import date, datetime
 from enum import Enum
 from typing import Annotated, Any, Literal
+from uuid import UUID
 
 import attrs
 import pydantic
@@ -13,6 +16,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from llguidance import LLMatcher
 
+from uma import LLM
 from uma.schema_of import schema_of
 from uma.types import Grammar, SamplingParams
 
@@ -124,3 +128,15 @@ def test_a_sampling_parameter_takes_classes_and_dicts_as_schema() -> None:
 def test_what_json_has_no_type_for_is_told_by_its_field(kind: type, told: str) -> None:
     with pytest.raises(TypeError, match=told):
         schema_of(kind)
+
+
+def test_dates_times_and_ids_of_a_tool_are_strings_in_their_formats() -> None:
+    def book(day: date, at: datetime, id: UUID) -> None: ...
+
+    with LLM() as llm:
+        (out,) = llm.chat("Book it.", SamplingParams(max_tokens=500), tools=[book], tool_choice="required")
+    (call,) = out.outputs[0].tool_calls
+    given = json.loads(call.arguments)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", given["day"])
+    assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", given["at"])
+    assert str(UUID(given["id"])) == given["id"].lower()

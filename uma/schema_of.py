@@ -7,9 +7,11 @@ from __future__ import annotations
 import dataclasses
 import types
 from collections.abc import Callable, Mapping, Sequence
+from datetime import date, datetime
 from enum import Enum
 from inspect import Parameter, signature
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from uuid import UUID
 
 import attrs
 
@@ -24,6 +26,9 @@ _PLAIN: dict[Any, dict[str, Any]] = {
     float: {"type": "number"},
     bool: {"type": "boolean"},
     type(None): {"type": "null"},
+    date: {"type": "string", "format": "date"},
+    datetime: {"type": "string", "format": "date-time"},
+    UUID: {"type": "string", "format": "uuid"},
     Any: {},
 }
 
@@ -73,8 +78,8 @@ def _of_class(kind: type, inside: tuple[type, ...]) -> dict[str, Any]:
 
 
 def parameters_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """Schema of a function's arguments; text beside a type, `Annotated[str, "A city"]`, describes one. Raises
-    `WrongKind` for arguments that cannot be passed by name.
+    """Schema of a function's arguments; text beside a type, `Annotated[str, "A city"]`, describes one. A date,
+    a time or a UUID is a string in its format. Raises `WrongKind` for arguments that cannot be passed by name.
     """
     try:
         hints, known, needed = get_type_hints(function, include_extras=True), dict[str, Any](), list[str]()
