@@ -64,7 +64,7 @@ WIDTH = 120
 OF_THE_USER = {"socket": "default_socket()", "http_jobs": "default_jobs()"}
 """Settings whose defaults are places of the user who asks."""
 OF_SERVER = (
-    *("active_sessions", "sessions_total", "sessions_refused_total", "memory_budget_bytes"),
+    *("active_sessions", "sessions_total", "sessions_refused_total", "log_lines_lost_total", "memory_budget_bytes"),
     *(f"{holder}_{name}_total" for holder in ("key", "user") for name in USE),
 )
 """Figures of a server that are none of its engine's."""
