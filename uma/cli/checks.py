@@ -230,14 +230,15 @@ FILES = ("http_keys", "http_tls_cert", "http_tls_key", "socket_users")
 
 
 def access(config: RuntimeConfig, pids: Iterable[int] = ()) -> Iterator[Check]:
-    """The files of keys, users and the certificate that the settings name, or the servers that run: a broken one that a
-    server reads again leaves it with what it had.
+    """The files of keys, users and the certificate that the settings name, and broken ones of servers that run, which
+    go on with what they had.
     """
     every = [config, *(_with_files_of(pid, config) for pid in pids)]
-    by_files = {(own.http_keys, own.http_tls_cert, own.socket_users): own for own in every}
+    by_files = {(own.http_keys, own.http_tls_cert, own.socket_users): own for own in reversed(every)}
     for named, own in by_files.items():
-        if any(named):
-            yield Check("access", ", ".join(filter(None, named)), _access_problem(own))
+        problem = _access_problem(own) if any(named) else ""
+        if problem or (any(named) and own is config):
+            yield Check("access", ", ".join(filter(None, named)), problem)
 
 
 def disks(config: RuntimeConfig, pids: Iterable[int] = ()) -> Iterator[Check]:

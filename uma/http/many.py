@@ -73,10 +73,11 @@ async def of_model(gateway: Gateway, http: Exchange, endpoint: object) -> AsyncI
         queued = await _judged(gateway.to_model(models, names, card), http, endpoint)
     QUEUED.set(queued)
     dialect = getattr(endpoint, "dialect", None)
+    found = models.find(http.model)
     async with AsyncExitStack() as stack:
         async with trio.open_nursery() as telling:
             if dialect is not None and dialect.is_streamed(fields):
-                telling.start_soon(_tell_of_load, http, dialect, partial(models.find, http.model))
+                telling.start_soon(_tell_of_load, http, dialect, found, partial(models.find, http.model))
             with gateway.waiting(http):
                 source = await http.unless_gone(partial(stack.enter_async_context, models.using(name, kept, http.id)))
             telling.cancel_scope.cancel()
@@ -96,12 +97,11 @@ async def _judged(
     return 0 if asked is None else gateway.admitted_whole(http, asked).priority, (1,)
 
 
-async def _tell_of_load(http: Exchange, dialect: Dialect, look: Callable[[], ListedModel]) -> None:
+async def _tell_of_load(http: Exchange, dialect: Dialect, model: ListedModel, look: Callable[[], ListedModel]) -> None:
     """Begin a stream after a while, and tell how far its model is; to be cancelled once it is loaded.
 
     An error then has no status of its own any more.
     """
-    model = look()
     await trio.sleep(HEARTBEAT_SEC)
     http.streamed = dialect
     await http.start(200, dialect.media_type, NO_BUFFERING)

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 import attrs
 
 from uma.constraints import Length, Range
-from uma.errors import UnknownModel, WrongValues
+from uma.errors import ModelUnusable, UnknownModel, WrongValues
 from uma.types import Limits, Models, Request, Slo, Usage
 from uma.wrong import Wrong
 
@@ -169,13 +169,13 @@ class ClientAccount:
 
     def usable(self, models: Models) -> frozenset[str] | None:
         """Names of the models that the account can use; None: all. A name in `bounds.models` that matches no model, or
-        several, is left out.
+        several, or a file that cannot be used, is left out.
         """
         if self.bounds.models is None:
             return None
         found = set()
         for name in self.bounds.models:
-            with suppress(UnknownModel):
+            with suppress(UnknownModel, ModelUnusable):
                 found.add(models.find(name).name)
         return frozenset(found)
 

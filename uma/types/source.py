@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol, runtime_checkable
 
-from uma.errors import UnknownModel
+from uma.errors import UmaError
 from uma.types.decision import DecisionRequest, Decisions
 from uma.types.embedding import Embeddings, EmbedRequest, Ranking, RerankRequest
 from uma.types.events import Event, Token, Tokenized
@@ -240,6 +240,6 @@ class Models(Source):
         """How far the load is of a model that has to be waited for; None where it need not be."""
         try:
             found = self.listed()[0] if model is None else self.find(model)
-        except (UnknownModel, IndexError):
+        except (UmaError, IndexError):  # its file is gone or broken, which the request itself is told
             return None
         return None if found.state == "loaded" else found.load
