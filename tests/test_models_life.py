@@ -28,17 +28,18 @@ from models import CHATML, write_large_cells, write_model
 from uma.config import ModelSettings, RuntimeConfig
 from uma.contracts.explaining import sentences
 from uma.engine.intake.overload import full_queue_retry_ms
-from uma.errors import BadRequest, ConfigError, InternalError, ModelUnusable, Overloaded, PromptTooLarge, UnknownModel
+from uma.errors import BadRequest, ConfigError, InternalError, ModelUnusable, Overloaded, UnknownModel
 from uma.figures import MB
 from uma.http import openai
 from uma.http.problem import Problem
 from uma.models.catalog import MOST_BROKEN
 from uma.models.shelf import Shelf
 from uma.net.client import CLIENT, OWNER, QUEUED
+from uma.net.quota import Bounds, ClientAccount
 from uma.supervisor import LoadedModels, child, open_models
 from uma.supervisor.model import AGAIN_SEC, CROWDED_MS, LEAST_TOKENS
 from uma.supervisor.models import IDLE_UNLOAD, MEASURE_SEC, RESCAN_SEC
-from uma.types import LoadProgress, Request, SamplingParams, Source, Token
+from uma.types import ListedModel, LoadProgress, Request, SamplingParams, Source, Token
 
 
 @asynccontextmanager
@@ -155,25 +156,53 @@ async def test_a_model_that_fits_beside_another_by_a_shorter_context_has_that_un
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("alpha", "beta"):
-        write_large_cells(tmp_path / f"{name}.gguf", layers=8, kv_heads=8, context_length=32_768)
+        write_large_cells(tmp_path / f"{name}.gguf", layers=8, kv_heads=8, context_length=8_192)
     settings: dict[str, Any] = {"models": "alpha,beta", "n_ctx": 0, "memory": 1_000, "cache_ram_mb": 0}
     async with opened(tmp_path, monkeypatch, **settings) as models:
         first, second = await models.load("alpha"), await models.load("beta")
         assert models.find("alpha").state == "loaded"
         assert first.memory_bytes + second.memory_bytes <= 1_000 * MB
-        assert first.info is not None
-        assert second.info is not None
-        longest, shorter = first.info.limits.n_ctx, second.info.limits.n_ctx
-        assert LEAST_TOKENS <= shorter < longest == 16_384
-        with pytest.raises(PromptTooLarge, match=rf"the context of {shorter:,} tokens.*--n-ctx"):
-            async with models.using("beta") as held, held.generate(Request("a", token_ids=(1,) * longest)) as stream:
-                await anext(stream)
+        assert _cells(first) > _cells(second) >= LEAST_TOKENS
+        # What one request can have is the same: nothing is refused for what else is loaded.
+        assert {each.info.limits.n_ctx for each in (first, second) if each.info is not None} == {8_192}
         for name in ("alpha", "beta"):
             await models.unload(name)
         await until(lambda: models.find("beta").state == "unloaded" == models.find("alpha").state)
-        again = await models.load("beta")
-        assert again.info is not None
-        assert again.info.limits.n_ctx == longest
+        assert _cells(await models.load("beta")) == _cells(first)
+
+
+async def test_a_context_that_one_request_can_have_whole_is_not_shortened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("alpha", "beta"):
+        write_large_cells(tmp_path / f"{name}.gguf", layers=8, kv_heads=8, context_length=32_768)
+    settings: dict[str, Any] = {"models": "alpha,beta", "n_ctx": 0, "memory": 1_000, "cache_ram_mb": 0}
+    async with opened(tmp_path, monkeypatch, **settings) as models:
+        first, second = await models.load("alpha"), await models.load("beta")
+        assert models.find("alpha").state != "loaded"
+        assert _cells(first) == _cells(second)
+
+
+async def test_a_broken_file_takes_nothing_else_from_what_asks_for_it(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    async with opened(tmp_path, monkeypatch) as models:
+        account = ClientAccount("bound", Bounds(models=("alpha", "beta")))
+        assert account.usable(models) == frozenset({"alpha", "beta"})
+        (tmp_path / "beta.gguf").write_bytes(b"GGUF")
+        await models.look_again(is_changed=True)
+        with pytest.raises(ModelUnusable, match="is cut short"):
+            models.find("beta")
+        assert account.usable(models) == frozenset({"alpha"})
+        assert account.model("alpha", models) == "alpha"
+        assert models.load_of("beta") is None  # sessions ask for it while they wait for a load
+
+
+def _cells(model: ListedModel) -> int:
+    assert model.info is not None
+    assert model.info.capabilities.memory is not None
+    return model.info.capabilities.memory.cells
 
 
 async def test_what_the_user_has_named_is_not_shortened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

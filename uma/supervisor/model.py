@@ -62,7 +62,9 @@ CROWDED_MS = 10_000
 AGAIN_SEC = 2.0
 """Time within which a client that works through requests asks again: so long a model stays for the next."""
 LEAST_TOKENS = 8_192
-"""Minimum context of a model that gets a shorter one than if it were alone, so that it fits beside others."""
+"""Minimum context of a model that gets a shorter one than if it were alone, so that it fits beside others. Where one
+request can have more, it is that: a prompt is never refused for what else is loaded.
+"""
 STANDSTILL_SEC = 300.0
 """How long a load can tell of no progress. Then its process is ended, so that the models behind it have their turn."""
 
@@ -334,13 +336,13 @@ class ServedModel:
         return (plan.cells - self.n_ctx) * plan.kv_bytes // plan.cells if self.n_ctx and plan is not None else 0
 
     def shorten(self, free_bytes: int) -> bool:
-        """Give it the longest context with which it fits into so many bytes; whether one of `LEAST_TOKENS` does."""
+        """Give it the longest context with which it fits into so many bytes; whether the shortest allowed one does."""
         plan = self.context
         if plan is None or not plan.kv_bytes or plan.window_cells not in (0, plan.cells):
             return False  # small windows do not become smaller
         left_bytes = plan.kv_bytes - (self.needs_bytes - free_bytes)
         tokens = plan.cells * left_bytes // plan.kv_bytes // ROUNDED_TOKENS * ROUNDED_TOKENS
-        self.n_ctx = tokens if tokens >= LEAST_TOKENS else 0
+        self.n_ctx = tokens if tokens >= max(LEAST_TOKENS, self.file.context_length) else 0
         return self.n_ctx > 0
 
     @property
