@@ -52,7 +52,7 @@ sampling = st.builds(
     prompt_logprobs=st.none() | st.integers(0, 20),
     logit_bias=st.none() | st.dictionaries(text, st.floats(-100, 100), max_size=3),
     n=st.integers(1, 128),
-    best_of=st.none() | st.integers(1, 128),
+    best_of=st.none() | st.just(128),
     echo=st.booleans(),
     penalty_window=st.integers(0, 65_536),
     max_reasoning_tokens=st.none() | st.integers(0, 2**63),

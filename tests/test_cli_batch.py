@@ -397,7 +397,7 @@ def test_a_narrow_terminal_has_one_line_that_whatever_is_said_replaces(
         terminal.wait_until(
             lambda: b"wait until a server is back" in b" ".join(terminal.raw.split()), "the server's end"
         )
-        assert all(line.startswith("uma: ") for line in terminal.screen if "socket" in line), terminal.screen
+        assert all(line.startswith("uma: ") for line in terminal.screen if "uma.sock:" in line), terminal.screen
         looks = [each.partition("\r")[0] for each in terminal.raw.decode().split(ERASE_LINE) if "of 90" in each]
         assert max(map(len, looks)) < columns
 

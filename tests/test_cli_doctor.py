@@ -129,7 +129,7 @@ def test_a_broken_file_of_keys_of_a_server_that_runs_is_told_whatever_the_settin
         try:
             until(lambda: run(capsys, "--socket", str(socket_dir / "s")), lambda told: "ok" in str(told[1]["server"]))
             code, found = run(capsys, "--socket", str(socket_dir / "s"))
-            assert (code, found["access"]["finding"]) == (0, str(keys))
+            assert (code, "access" in found) == (0, False)  # of another server only what is broken is told
             keys.write_text("[broken\n")
             code, found = run(capsys, "--socket", str(socket_dir / "s"))
         finally:
@@ -286,7 +286,7 @@ def test_without_huge_pages_decoding_is_slower_unless_weights_are_mapped(
 @pytest.mark.parametrize(
     ("patched", "name", "finding", "advice"),
     [
-        ({"sizing.free_memory_bytes": lambda: 1}, "memory", "the model has", "todo: take a smaller model"),
+        ({"sizing.free_memory_bytes": lambda: 1}, "memory", "builtin has", "todo: take a smaller model"),
         ({"pages.gives_huge_pages": lambda: False}, "huge pages", "never given", "faster: as root: echo madvise"),
         ({"backend.affinity": lambda: frozenset({0, 1}), "backend.available_cores": lambda *_: 0.5},
          "threads", "on 2 of [0-9]+ CPUs, a quota of 0.5; threads waited for a CPU during 42 % of the last minute", ""),

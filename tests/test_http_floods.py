@@ -22,7 +22,6 @@ LONGEST_LINE = 2 * MAX_LOGGED_CHARS
     [
         ("GET", "/" + "a" * 60_000, 404, 2),
         ("A" * 60_000, "/v1/models", 405, 2),
-        ("GET", "/health", 200, 1),
         ("POST", "/v1/completions", 400, 2),
         ("POST", "/tokenize", 200, 1),
         ("POST", "/apply-template", 200, 1),

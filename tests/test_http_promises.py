@@ -44,7 +44,7 @@ def server(tiny: Path) -> Iterator[HttpServer]:
         yield process
 
 
-@pytest.mark.parametrize("path", [*GENERATING, "/health", "/nothing"])
+@pytest.mark.parametrize("path", [*GENERATING, "/v1/models", "/nothing"])
 def test_an_answer_s_id_is_in_its_headers_and_in_the_log(server: HttpServer, path: str) -> None:
     method = "POST" if path in GENERATING else "GET"
     body = {**GENERATING[path], "temperature": 99} if path in GENERATING else None

@@ -221,7 +221,7 @@ def test_the_timing_of_what_had_no_word_tells_of_none(http_server: HttpServer) -
     asked = http_server.ask("POST", "/v1/decisions", body)
     assert asked.status == 200, asked.body
     told = http_server.ask("GET", f"/ui/api/why/{asked.headers['x-request-id']}").json["lines"]
-    assert told[0].startswith("All of the answer after ")
+    assert told[0][0].startswith("All of the answer after ")
 
 
 def test_without_keys_a_machine_s_requests_are_its_own(http_server: HttpServer) -> None:

@@ -231,7 +231,7 @@ def test_of_a_list_the_results_that_were_there_stay_when_the_server_goes_away(se
     lost = pytest.warns(UserWarning, match=r"prompts failed, the first because: .* the server went away")
     with LLM(socket=server.socket) as llm, ThreadPoolExecutor() as pool, lost:
         outs = pool.submit(llm.generate, ["Once"] * 10, asked)
-        until(server.metrics, lambda metrics: metrics["requests_length"] >= 1)
+        until(server.metrics, lambda metrics: metrics["requests_length"] >= 2)
         server.process.kill()
         found = outs.result()
     assert found[0].error is None

@@ -448,6 +448,7 @@ def test_commands_load_unload_and_pin_a_model(serve_models: ServeModels) -> None
     assert said("unpin", "gamma") == (0, "gamma-one can leave again\n")
     assert said("unpin", "gamma") == (0, "nothing changes: gamma-one was not pinned\n")
     server.ask("POST", "/models/unload", {"model": "gamma-one"})
+    server.process.log.wait_for(r"event=model\.asked model=gamma-one to=unload by=http")
     asked = re.findall(r"event=model\.asked model=(\S+) to=(\w+) by=(\S+)", server.process.log.text)
     assert asked[0] == ("beta", "load", "socket")
     by_socket = [("gamma-one", to, "socket") for to in ("pin", "unpin", "unpin")]
@@ -573,7 +574,7 @@ def test_requests_that_end_with_a_killed_process_are_counted_as_failed_and_raise
     serve_models: ServeModels, *, is_told: bool
 ) -> None:
     alerts = Path(__file__).parent.parent / "docs" / "monitoring" / "alerts.yaml"
-    watched, crashed, _ = re.findall(r"increase\((\w+)[\[{]", alerts.read_text(encoding="utf-8"))
+    _, watched, crashed, _ = re.findall(r"increase\((\w+)[\[{]", alerts.read_text(encoding="utf-8"))
     server = serve_models("--models", "beta", "--max-tokens", "20000", "--n-ctx", "32768")
     text_of(complete(server, "beta"))
     before, (beta,) = samples(server), children(server.process.pid)

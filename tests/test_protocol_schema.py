@@ -48,7 +48,7 @@ def test_each_field_of_a_request_is_in_its_schema() -> None:
 def test_a_fields_words_default_and_bounds_are_in_its_schema() -> None:
     assert SCHEMAS["generate"]["properties"]["temperature"] == {
         "anyOf": [{"type": "number", "minimum": 0, "maximum": 2}, {"type": "null"}],
-        "description": "0 is greedy: always the likeliest token.",
+        "description": "Randomness of the choice. 0 is greedy: always the likeliest token.",
     }
 
 

@@ -48,6 +48,7 @@ async def test_a_request_of_another_session_is_ended_and_its_client_is_told(anyo
             with pytest.raises(Ended, match="ended by the user"):
                 async for _ in stream:
                     pass
+        anyone.process.log.wait_for(rf"event=request\.ended .*number={running.number} ")
         line = rf"event=request\.ended session=\S+ by=socket number={running.number} was_running=True"
         assert len(re.findall(line, anyone.process.log.text)) == 1  # also where a model's process is asked in turn
         assert not await onlooker.end_request(running.number)

@@ -135,7 +135,7 @@ def test_dates_times_and_ids_of_a_tool_are_strings_in_their_formats() -> None:
 
     with LLM() as llm:
         (out,) = llm.chat("Book it.", SamplingParams(max_tokens=500), tools=[book], tool_choice="required")
-    (call,) = out.outputs[0].tool_calls
+    call = out.outputs[0].tool_calls[0]
     given = json.loads(call.arguments)
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", given["day"])
     assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", given["at"])

@@ -67,6 +67,8 @@ class ClientLines:
 
     def log(self, logger: logging.Logger, level: int, event: str, **fields: Any) -> None:
         """Log a line if both buckets allow it. Texts are cut to `MAX_LOGGED_CHARS`."""
+        if not logger.isEnabledFor(level):  # else probes would use up the buckets of what is logged
+            return
         if not self._own.lets_through():
             self.all.suppressed += 1
             return
