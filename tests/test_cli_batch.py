@@ -555,6 +555,7 @@ def test_in_its_own_process_as_many_rows_run_as_the_model_computes_at_once(
     own = ("--local", "--model", "builtin", "--max-sequences", "2")
     command = ("batch", str(rows(lines(20, max_tokens=3_000, ignore_eos=True))), "-o", out, *own)
     with Forked((*command, "--json"), clean_environ(), stdin=PIPE, stdout=PIPE, stderr=PIPE) as process:
+        assert process.stdout is not None
         first = json.loads(process.stdout.readline())
         process.kill()
     assert first["running"] == 2

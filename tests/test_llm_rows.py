@@ -134,9 +134,9 @@ def test_a_grammar_s_fields_are_taken_as_sampling_parameters_one_at_a_time(llm: 
 
 
 def test_a_copy_of_parameters_has_the_changes_checked_and_a_field_that_is_set_says_how(llm: LLM) -> None:
-    given = SamplingParams(n=2, max_tokens=5, regex="yes|no", stop="x")
-    assert given.replace(n=3) == SamplingParams(n=3, max_tokens=5, regex="yes|no", stop="x")
-    assert given.replace(choice=["a"]) == SamplingParams(n=2, max_tokens=5, choice=["a"], stop="x")
+    given = SamplingParams(n=2, max_tokens=5, grammar=Grammar(regex="yes|no"), stop="x")
+    assert given.replace(n=3) == SamplingParams(n=3, max_tokens=5, grammar=given.grammar, stop="x")
+    assert given.replace(choice=["a"]) == SamplingParams(n=2, max_tokens=5, grammar=Grammar(choice=["a"]), stop="x")
     assert given.replace(grammar=None).grammar is None
     with pytest.raises(WrongValues, match="n: 0 must be from 1"):
         given.replace(n=0)

@@ -195,7 +195,11 @@ def test_a_model_whose_file_is_gone_is_unknown_and_in_no_list_and_the_next_one_i
 def test_the_time_that_ollama_s_answers_call_the_load_s_is_in_their_whole_time(serve_models: ServeModels) -> None:
     server = serve_models()
     chat = {"messages": [{"role": "user", "content": "a"}], "options": {"num_predict": 4}}
-    bodies = {"generate": {"prompt": "a", "options": {"num_predict": 4}}, "chat": chat, "embed": {"input": "a"}}
+    bodies: dict[str, dict[str, Any]] = {
+        "generate": {"prompt": "a", "options": {"num_predict": 4}},
+        "chat": chat,
+        "embed": {"input": "a"},
+    }
     for name, (path, body) in zip(NAMES, bodies.items(), strict=True):
         answers = [server.ask("POST", f"/api/{path}", {"model": name, "stream": False, **body}).json for _ in range(2)]
         assert answers[0]["total_duration"] > answers[0]["load_duration"] > 0

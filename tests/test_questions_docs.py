@@ -110,7 +110,12 @@ def test_what_people_search_for_is_in_an_answer_that_leads_on(searched: str) -> 
     assert any(re.search(searched, answer) and "](" in answer for answer in PAGE.split("  "))
 
 
-OF_OTHERS = ("command not found", "CMAKE_CXX_COMPILER", "Could not find the compiler", "externally-managed-environment")
+OF_OTHERS: tuple[str, ...] = (
+    "command not found",
+    "CMAKE_CXX_COMPILER",
+    "Could not find the compiler",
+    "externally-managed-environment",
+)
 OF_OTHERS += ("requires a different Python", "Connection refused", "Address already in use")
 """Messages of the shell, of pip, of curl and of the system."""
 

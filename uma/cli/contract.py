@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 import attrs
 
@@ -16,8 +17,9 @@ from uma.client.http_probe import HttpProbe
 from uma.client.probe import SocketProbe
 from uma.config import load
 from uma.contracts.claims import claims_of
-from uma.contracts.proofs import Claim, DisprovenError
+from uma.contracts.proofs import Claim, DisprovenError, Question, ServerReply
 from uma.errors import ConfigError
+from uma.types import ServerInfo
 
 COLUMNS = ("claim", "declared", "proven", "what was seen")
 WIDTHS = (36, 8, 6, 0)
@@ -25,7 +27,14 @@ WIDTHS = (36, 8, 6, 0)
 FALSE_CLAIM = 1
 
 
-Probe = SocketProbe | HttpProbe
+class Probe(Protocol):
+    """A way to ask a running server."""
+
+    def introduce(self) -> ServerInfo:
+        """What the server says of itself."""
+
+    def ask(self, question: Question) -> ServerReply:
+        """All events of the answer."""
 
 
 @attrs.frozen
