@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shutil
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -254,8 +255,7 @@ def disks(config: RuntimeConfig, pids: Iterable[int] = ()) -> Iterator[Check]:
             if log.is_file():
                 written.add(log.parent)
     for folder in sorted(written):
-        disk = os.statvfs(_nearest_folder(folder))
-        free_bytes = disk.f_bavail * disk.f_frsize
+        free_bytes = shutil.disk_usage(_nearest_folder(folder)).free
         if free_bytes < LEAST_DISK_BYTES:
             todo = f"the disk of {folder} is full: what is written there is lost or refused; free some space"
             yield Check("disk", f"{folder}, {figures.size(free_bytes)} free", todo)

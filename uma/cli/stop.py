@@ -19,6 +19,7 @@ from functools import partial
 import attrs
 import trio
 
+from uma import posix
 from uma.cli import say, words
 from uma.cli.options import load_settings
 from uma.cli.source import asking
@@ -172,7 +173,8 @@ async def _insist(process: Process) -> None:
         while True:
             await trio.sleep(AGAIN_SEC)
             process.signal(signal.SIGTERM)
-    process.signal(signal.SIGKILL)  # it hangs, or was stopped (SIGSTOP)
+    for kill in posix.signals("SIGKILL"):  # it hangs, or was stopped (SIGSTOP)
+        process.signal(kill)
 
 
 async def _explain(process: Process) -> None:
