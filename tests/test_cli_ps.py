@@ -131,7 +131,7 @@ def test_what_runs_may_finish_unless_it_is_to_end_now(is_now: bool, socket_dir: 
     flags = ("--model", str(tiny), "--drain-timeout-sec", str(PATIENCE_SEC))
     with running_server(socket_dir / "s", *flags) as server, server.connect() as raw:
         raw.hello()
-        raw.send(ask("runs", max_tokens=2_000))
+        raw.send(ask("runs", max_tokens=6_000))
         raw.until_token("runs")
         command = ("stop", "--socket", str(server.socket), *(["--now"] if is_now else []))
         with Forked(command, clean_environ(), stderr=subprocess.PIPE) as stopping:
