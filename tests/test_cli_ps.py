@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -188,6 +189,21 @@ def test_a_server_that_hangs_is_ended_by_stop_now_with_the_processes_of_its_mode
         assert (done.returncode, server.wait()) == (0, -signal.SIGKILL), done.stderr
         assert f"stopped process {server.pid}, which did not answer on" in done.stdout
         until(lambda: [pid for pid in pids if Path(f"/proc/{pid}/exe").exists()], lambda left: not left)
+
+
+def test_stop_now_gives_up_on_what_takes_no_session(socket_dir: Path) -> None:
+    path = socket_dir / "full.sock"
+    with socket.socket(socket.AF_UNIX) as listener, ExitStack() as waiting:
+        listener.bind(str(path))
+        listener.listen(0)
+        with suppress(BlockingIOError):
+            while True:
+                client = waiting.enter_context(socket.socket(socket.AF_UNIX))
+                client.setblocking(False)
+                client.connect(str(path))
+        done = process("stop", "--now", "--socket", str(path))
+    assert done.returncode == 1
+    assert "timeout: too many sessions wait already" in " ".join(done.stderr.split())
 
 
 def test_what_is_no_server_gets_no_signal(socket_dir: Path) -> None:

@@ -50,6 +50,17 @@ async def opened(folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any)
         yield models
 
 
+@asynccontextmanager
+async def opened_large(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, context_length: int, n_ctx: int = 0
+) -> AsyncIterator[LoadedModels]:
+    """Two models, which have no memory for both whole contexts."""
+    for name in ("alpha", "beta"):
+        write_large_cells(folder / f"{name}.gguf", layers=8, kv_heads=8, context_length=context_length)
+    async with opened(folder, monkeypatch, models="alpha,beta", n_ctx=n_ctx, memory=1_000, cache_ram_mb=0) as models:
+        yield models
+
+
 async def text(source: Source, model: str | None = None) -> str:
     request = Request(f"of {model}", prompt=PROMPT, sampling=SamplingParams(**GREEDY), model=model)
     async with source.generate(request) as stream:
@@ -155,10 +166,7 @@ async def test_a_pinned_model_stays_whatever_needs_its_memory(
 async def test_a_model_that_fits_beside_another_by_a_shorter_context_has_that_until_it_is_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("alpha", "beta"):
-        write_large_cells(tmp_path / f"{name}.gguf", layers=8, kv_heads=8, context_length=8_192)
-    settings: dict[str, Any] = {"models": "alpha,beta", "n_ctx": 0, "memory": 1_000, "cache_ram_mb": 0}
-    async with opened(tmp_path, monkeypatch, **settings) as models:
+    async with opened_large(tmp_path, monkeypatch, 8_192) as models:
         first, second = await models.load("alpha"), await models.load("beta")
         assert models.find("alpha").state == "loaded"
         assert first.memory_bytes + second.memory_bytes <= 1_000 * MB
@@ -174,10 +182,7 @@ async def test_a_model_that_fits_beside_another_by_a_shorter_context_has_that_un
 async def test_a_context_that_one_request_can_have_whole_is_not_shortened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("alpha", "beta"):
-        write_large_cells(tmp_path / f"{name}.gguf", layers=8, kv_heads=8, context_length=32_768)
-    settings: dict[str, Any] = {"models": "alpha,beta", "n_ctx": 0, "memory": 1_000, "cache_ram_mb": 0}
-    async with opened(tmp_path, monkeypatch, **settings) as models:
+    async with opened_large(tmp_path, monkeypatch, 32_768) as models:
         first, second = await models.load("alpha"), await models.load("beta")
         assert models.find("alpha").state != "loaded"
         assert _cells(first) == _cells(second)
@@ -206,10 +211,7 @@ def _cells(model: ListedModel) -> int:
 
 
 async def test_what_the_user_has_named_is_not_shortened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("alpha", "beta"):
-        write_large_cells(tmp_path / f"{name}.gguf", layers=8, kv_heads=8, context_length=32_768)
-    settings: dict[str, Any] = {"models": "alpha,beta", "n_ctx": 16_384, "memory": 1_000, "cache_ram_mb": 0}
-    async with opened(tmp_path, monkeypatch, **settings) as models:
+    async with opened_large(tmp_path, monkeypatch, 32_768, n_ctx=16_384) as models:
         for name, other in (("alpha", "beta"), ("beta", "alpha")):
             loaded = await models.load(name)
             assert loaded.info is not None

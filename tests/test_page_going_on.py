@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from page_browser import Visitor, saying, unfold_settings, violations
-from playwright.sync_api import Browser, Request, expect
+from playwright.sync_api import Browser, Page, Request, expect
 
 COUNT = "one two three four five six seven eight nine ten " * 6
 
@@ -99,14 +99,18 @@ def until_nearly_full(here: Visitor, count: int) -> int:
     return count
 
 
-def test_tokens_are_marked_by_their_probability_with_what_was_likely_instead(here: Visitor) -> None:
-    page = here.visit().page
+def set_sampling(page: Page, **values: str) -> None:
+    """Fill fields of the settings, which have these labels with underlines for spaces."""
     page.get_by_role("button", name="Settings", exact=True).click()
     unfold_settings(page)
-    page.get_by_label("Token probabilities").fill("3")
-    page.get_by_label("Max tokens").fill("24")
-    page.get_by_label("Seed").fill("1")  # no text whose tokens take no room in a line
+    for label, value in values.items():
+        page.get_by_label(label.replace("_", " ")).fill(value)
     page.keyboard.press("Escape")
+
+
+def test_tokens_are_marked_by_their_probability_with_what_was_likely_instead(here: Visitor) -> None:
+    page = here.visit().page
+    set_sampling(page, Token_probabilities="3", Max_tokens="24", Seed="1")  # no text of empty tokens
     with page.expect_request("**/ui/api/answers") as sent:
         here.ask("Tell me a story about a fox")
     assert json.loads(sent.value.post_data or "")["sampling"]["logprobs"] == 3
@@ -215,12 +219,7 @@ def test_settings_are_of_one_conversation_until_they_are_made_those_of_new_chats
 
 def test_answers_side_by_side_have_one_legend_of_probabilities(here: Visitor) -> None:
     page = here.visit().page
-    page.get_by_role("button", name="Settings", exact=True).click()
-    unfold_settings(page)
-    page.get_by_label("Token probabilities").fill("3")
-    page.get_by_label("Answers at once").fill("2")
-    page.get_by_label("Max tokens").fill("24")
-    page.keyboard.press("Escape")
+    set_sampling(page, Token_probabilities="3", Answers_at_once="2", Max_tokens="24")
     here.ask("Tell me a story about a fox")
     here.wait_for_answer(2)
     shown, legend = page.locator(".compared article").all(), page.locator(".token-key:visible")

@@ -153,8 +153,15 @@ class PromptTooLarge(UmaError):
 
     code = "E_LIMIT_PROMPT_TOO_LARGE"
 
-    def __init__(self, *lines: str, prompt_tokens: int | None = None, n_ctx: int | None = None, **more: Any) -> None:
-        super().__init__(*lines, **more)
+    def __init__(
+        self,
+        *lines: str,
+        field: str = "",
+        retry_after_ms: int | None = None,
+        prompt_tokens: int | None = None,
+        n_ctx: int | None = None,
+    ) -> None:
+        super().__init__(*lines, field=field, retry_after_ms=retry_after_ms)
         self.prompt_tokens = prompt_tokens
         """Minimum length of the prompt that does not fit the context; None where tokens were not counted."""
         self.n_ctx = n_ctx

@@ -5,13 +5,14 @@ A check never raises for what it finds: the next one is wanted all the same.
 
 from __future__ import annotations
 
+import io
 import os
 import platform
 import re
 import shutil
 import stat
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import redirect_stderr, suppress
 from pathlib import Path
 from typing import Any
 
@@ -255,7 +256,10 @@ def disks(config: RuntimeConfig, pids: Iterable[int] = ()) -> Iterator[Check]:
             if log.is_file():
                 written.add(log.parent)
     for folder in sorted(written):
-        free_bytes = shutil.disk_usage(_nearest_folder(folder)).free
+        try:
+            free_bytes = shutil.disk_usage(_nearest_folder(folder)).free
+        except OSError:  # another user's
+            continue
         if free_bytes < LEAST_DISK_BYTES:
             todo = f"the disk of {folder} is full: what is written there is lost or refused; free some space"
             yield Check("disk", f"{folder}, {figures.size(free_bytes)} free", todo)
@@ -278,12 +282,13 @@ def _with_files_of(pid: int, config: RuntimeConfig) -> RuntimeConfig:
 
     process = Path("/proc") / str(pid)
     try:
-        words, variables = (os.fsdecode((process / of).read_bytes()).split("\0")[:-1] for of in ("cmdline", "environ"))
+        given, variables = (os.fsdecode((process / of).read_bytes()).split("\0")[:-1] for of in ("cmdline", "environ"))
         folder = (process / "cwd").readlink()
-        options = build_parser().parse_args(words[words.index("run") :])
-        if options.config_file is not None:
-            options.config_file = folder / options.config_file
-        served = load_settings(options, dict(word.split("=", 1) for word in variables if "=" in word)).config
+        with redirect_stderr(io.StringIO()):  # what its options are warned of is told where it was started
+            options = build_parser().parse_args(given[given.index("run") :])
+            if options.config_file is not None:
+                options.config_file = folder / options.config_file
+            served = load_settings(options, dict(each.split("=", 1) for each in variables if "=" in each)).config
     except (OSError, ValueError, UmaError, SystemExit):  # it is gone, another user's, or no `uma run`
         return config
     named = {name: getattr(served, name) for name in FILES}

@@ -112,14 +112,22 @@ async def _stop(path: str, is_now: bool, _: Interrupts) -> int:
 
 
 async def _stop_silent(path: str) -> int:
-    """Stop a process that listens and does not answer: it hangs, or has `--protocol newline`."""
-    async with dialled(path) as client:
-        pid = _pid(path, client)
-        with Process.held(pid) as process:
-            process.signal(signal.SIGTERM)
-            await _wait(process, is_now=True)
-    print_wrapped(f"stopped process {pid}, which did not answer on {path}")
-    return 0
+    """Stop a process that listens and does not answer: it hangs, or has `--protocol newline`. Raises `StopError` where
+    it has taken no session for so long that no more can wait.
+    """
+    with trio.move_on_after(SILENT_SEC) as patience:
+        async with dialled(path) as client:
+            patience.deadline = math.inf
+            pid = _pid(path, client)
+            with Process.held(pid) as process:
+                process.signal(signal.SIGTERM)
+                await _wait(process, is_now=True)
+        print_wrapped(f"stopped process {pid}, which did not answer on {path}")
+        return 0
+    raise StopError(
+        f"{path}: timeout: too many sessions wait already, so the process that listens is not known; `ss -xlp` shows "
+        "it, and `kill -9` ends it"
+    )
 
 
 async def _stop_early_or_late(path: str, *, is_now: bool) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -83,7 +84,7 @@ async def _answer_to_hello(session: Client, path: str | Path) -> LoadState | Non
     if session.is_greeted:
         return await session.answer_to_hello()
     pid = session.server_pid
-    ends = "Ctrl-C" if pid is None else f"`uma stop --now --socket {path}` or `kill -9 {pid}`"
+    ends = "Ctrl-C" if pid is None else f"`uma stop --now --socket {shlex.quote(str(path))}` or `kill -9 {pid}`"
     raise ConnectionLost(
         f"{path}: timeout: no answer within {HELLO_TIMEOUT_SEC:g} s; what listens there hangs, is no UMA server, or is "
         f"one with `--protocol newline`: {ends} ends that"

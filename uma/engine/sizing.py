@@ -295,6 +295,7 @@ def _streams(shape: Shape, config: RuntimeConfig, free_bytes: int) -> int:
 
 
 def most_sequences(config: RuntimeConfig) -> int:
+    """Maximum sequences that run at once, as far as the settings bound them."""
     return config.max_sequences or RULES.sequences
 
 

@@ -596,6 +596,8 @@ class LoadedModels(Models):
                 is_planned = asked.has_plan and asked.file_state == await asked.look()
                 if not is_planned and not asked.has_process:
                     await self._plan(asked)
+            if not self._asked:  # each end of a request comes here
+                return math.inf
             unused_bytes = await trio.to_thread.run_sync(free_kv_bytes, self.config, abandon_on_cancel=True)
             self._drop_unwanted()
             if sum(candidate.has_process and candidate.client is None for candidate in self._every) >= MOST_LOADS:
