@@ -48,12 +48,12 @@ _LEAP = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)"
 _DAY = f"([0-9]{{4}}-(0[13-9]|1[0-2])-..|....-02-([01].|2[0-8])|{_LEAP}-02-29)"
 _STRICTER = {
     "date": f"^{_DAY}$",
-    "date-time": f"^{_DAY}[Tt]..:..:[0-5]",
-    "time": "^..:..:[0-5]",
+    "date-time": f"^{_DAY}T..:..:[0-5][^z]*$",
+    "time": "^..:..:[0-5][^z]*$",
     "hostname": "^.{1,253}$",
 }
-"""Further patterns for values of a format: llguidance allows February 29 in each year, second 60 in each minute, and
-host names of any length."""
+"""Further patterns for values of a format: llguidance allows February 29 in each year, second 60 in each minute,
+host names of any length, and the letters t and z in small, which few parsers read."""
 COMBINATIONS = ("allOf", "anyOf", "oneOf")
 """Keywords that combine schemas."""
 SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")

@@ -288,7 +288,7 @@ def _with_files_of(pid: int, config: RuntimeConfig) -> RuntimeConfig:
             options = build_parser().parse_args(given[given.index("run") :])
             if options.config_file is not None:
                 options.config_file = folder / options.config_file
-            served = load_settings(options, dict(each.split("=", 1) for each in variables if "=" in each)).config
+            served = load_settings(options, dict(pair.split("=", 1) for pair in variables if "=" in pair)).config
     except (OSError, ValueError, UmaError, SystemExit):  # it is gone, another user's, or no `uma run`
         return config
     named = {name: getattr(served, name) for name in FILES}
