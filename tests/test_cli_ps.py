@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from http_server import running_http
 
 from forked import Forked
 from harness import (
@@ -167,6 +168,25 @@ def test_a_server_that_stops_is_listed_and_waited_for_until_it_is_gone(socket_di
             assert stopping.stdout is not None
             assert f"stopped process {server.pid}, which was stopping".encode() in stopping.stdout.read()
         assert server.wait() == 0
+
+
+@pytest.mark.parametrize("models", ["--model", "--models"])
+def test_a_server_that_stops_with_a_stream_over_http_alone_is_listed_and_ended_by_stop_now(
+    socket_dir: Path, tiny: Path, models: str
+) -> None:
+    bounds = ("--drain-timeout-sec", str(PATIENCE_SEC), "--n-ctx", "32768", "--max-tokens", "30000")
+    with running_http(socket_dir, models, str(tiny), *bounds) as server, server.connect(4_096, 536) as raw:
+        raw.send("POST", "/v1/completions", {"prompt": "a", "stream": True, "max_tokens": 30_000, "ignore_eos": True})
+        assert raw.head()[0] == 200
+        server.process.signal(signal.SIGTERM)
+        server.process.log.wait_for("event=server.draining")
+        at = ("--socket", str(server.process.socket))
+        assert f"{server.process.pid}  is stopping" in process("ps", *at).stdout
+        with server.process.connect() as refused:
+            assert refused.rest()[-1]["code"] == "E_RUNTIME_SHUTDOWN"
+        assert f"stopped process {server.process.pid}, which was stopping" in process("stop", "--now", *at).stdout
+        # The second signal can come when the server has ended by itself, and its process is about to.
+        assert server.process.wait() in (0, -signal.SIGTERM)
 
 
 @pytest.mark.parametrize("is_frozen_late", [False, True])

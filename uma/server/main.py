@@ -251,7 +251,8 @@ class ServerRun:
 
     async def serve(self, service: Service, *, task_status: trio.TaskStatus[None]) -> None:
         """Serve to the end; the last of the services lets `ended` say so."""
-        await service.serve(task_status=task_status)
+        with self.server.counted():
+            await service.serve(task_status=task_status)
         self._n_ended += 1
         if self._n_ended == len(self.services):
             self.ended.set()
