@@ -30,26 +30,65 @@ OF_OTHERS = ("comparison.md", "many-machines.md")
 """Pages that name options of other programs, too."""
 
 
+OUTSIDE = {
+    *("index.md", "changelog.md", "contributing.md", "security.md", "license.md", "benchmarks/index.md"),
+    *("examples/index.md", "examples/batch_file.md", "examples/plain_client.md", "examples/race.md"),
+}
+"""Pages of the site that are made of files from outside docs/."""
+LINKED = re.compile(r"(?<!!)\[([^\]`]+)\]\(((?!https?:)[^)]+)\)")
+"""The text and the file of a link."""
+
+
 def test_every_page_is_in_the_navigation_once() -> None:
     navigation = (ROOT / "docs" / "site" / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
     assert yaml.safe_load(navigation)
     assert sorted(re.findall(r": (\S+\.md)$", navigation, re.MULTILINE)) == sorted(
-        ["index.md", *(path.name for path in PAGES)]
+        [*OUTSIDE, *(path.name for path in PAGES)]
     )
 
 
-@pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="the extra `docs` is not installed")
-def test_on_the_site_readme_is_the_front_page_to_which_pages_link(tmp_path: Path) -> None:
-    settings = ROOT / "docs" / "site" / "mkdocs.yml"
-    built = run_to_end(sys.executable, "-m", "mkdocs", "build", "-q", "-f", str(settings), "-d", str(tmp_path / "site"))
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the built site."""
+    if importlib.util.find_spec("mkdocs") is None:
+        pytest.skip("the extra `docs` is not installed")
+    settings, folder = ROOT / "docs" / "site" / "mkdocs.yml", tmp_path_factory.mktemp("site")
+    built = run_to_end(sys.executable, "-m", "mkdocs", "build", "-q", "-f", str(settings), "-d", str(folder))
     assert built.returncode == 0, built.stderr
+    return folder
+
+
+def test_on_the_site_readme_is_the_front_page_to_which_pages_link(site: Path) -> None:
     linked = [path for path in PAGES if "](../README.md" in TEXTS[path.name]]
     assert len(linked) >= 3
     for page in linked:
-        html = (tmp_path / "site" / page.stem / "index.html").read_text(encoding="utf-8")
+        html = (site / page.stem / "index.html").read_text(encoding="utf-8")
         for section in set(re.findall(r"\]\(\.\./README\.md(#[\w-]+)?\)", TEXTS[page.name])):
             assert f'href="../{section}"' in html, page
-    assert 'href="questions/' in (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
+
+
+def test_on_the_site_every_link_of_readme_and_of_the_pages_from_outside_docs_is_a_link(site: Path) -> None:
+    pages = {
+        "README.md": "index.html",
+        "SECURITY.md": "security/index.html",
+        "CONTRIBUTING.md": "contributing/index.html",
+    }
+    for source, page in pages.items():
+        html = (site / page).read_text(encoding="utf-8")
+        for text, path in LINKED.findall((ROOT / source).read_text(encoding="utf-8")):
+            words = r"\s+".join(map(re.escape, text.split()))
+            found = re.search(rf'<a href="([^"#]*)[^"]*">{words}</a>', html)
+            assert found, f"{source}: {text} ({path})"
+            target = (site / page).parent / found[1]
+            assert target.exists() and (target.is_file() or (target / "index.html").is_file()), path
+
+
+def test_the_site_has_the_pictures_of_its_pages(site: Path) -> None:
+    for page in ("index.html", "benchmarks/index.html"):
+        html = (site / page).read_text(encoding="utf-8")
+        pictures = re.findall(r'(?:src|srcset)="([^"]+\.png)"', html)
+        assert len(pictures) > 3
+        assert [path for path in pictures if not (site / page).parent.joinpath(path).is_file()] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)

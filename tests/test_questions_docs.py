@@ -107,7 +107,7 @@ SEARCHED += "|Where are my models|change the port|another machine|stop the serve
 
 @pytest.mark.parametrize("searched", SEARCHED.split("|"))
 def test_what_people_search_for_is_in_an_answer_that_leads_on(searched: str) -> None:
-    assert any(re.search(searched, answer) and "](" in answer for answer in PAGE.split("  "))
+    assert any(re.search(searched, answer) and "](" in answer for answer in PAGE.split("  ### "))
 
 
 OF_OTHERS: tuple[str, ...] = (
@@ -148,4 +148,4 @@ def test_the_command_that_waits_for_a_server_ends_when_it_is_ready(socket_dir: P
 
 
 def test_there_are_25_questions() -> None:
-    assert len(re.findall(r"\*\*(?:How do I|Why)", PAGE)) >= 25
+    assert len(re.findall(r"### (?:How do I|Why)", PAGE)) >= 25
