@@ -226,6 +226,41 @@ def test_stop_now_gives_up_on_what_takes_no_session(socket_dir: Path) -> None:
     assert "timeout: too many sessions wait already" in " ".join(done.stderr.split())
 
 
+def test_a_server_that_hangs_or_refuses_is_listed_and_not_told_as_none(socket_dir: Path, tiny: Path) -> None:
+    flags = ("--model", str(tiny), "--max-sessions", "1")
+    at = ("--socket", str(socket_dir / "s"))
+    with running_server(socket_dir / "s", *flags) as server:
+        with server.connect() as only:
+            only.hello()
+            refused = process("ps", *at)
+        server.signal(signal.SIGSTOP)
+        hangs = process("ps", *at)
+        server.signal(signal.SIGCONT)
+    for done, state in ((refused, "refuses sessions"), (hangs, "gives no answer")):
+        assert (done.returncode, "no server listens" in done.stderr) == (0, False)
+        assert f"{server.pid}  {state}" in done.stdout
+    assert "max_sessions" in refused.stderr
+    assert "`uma stop --now --socket" in hangs.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system does not tell what a process was started as")
+def test_stop_now_ends_no_silent_program_of_another_kind(socket_dir: Path) -> None:
+    path = socket_dir / "other.sock"
+    program = (
+        "import socket, sys; s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen(); print(flush=True); "
+        "input()"
+    )
+    command = [sys.executable, "-c", program, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        done = process("stop", "--now", "--socket", str(path))
+        assert done.returncode == 1
+        assert f"process {other.pid}, which listens there, is no UMA server" in " ".join(done.stderr.split())
+        other.communicate(b"\n", PATIENCE_SEC)
+        assert other.returncode == 0, "it has got no signal"
+
+
 def test_what_is_no_server_gets_no_signal(socket_dir: Path) -> None:
     """This process listens itself, and would end."""
     path = socket_dir / "other.sock"

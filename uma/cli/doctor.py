@@ -82,7 +82,7 @@ def _other_servers(loaded: Loaded, servers: Iterable[Running]) -> list[Check]:
     if loaded.origins["socket"] != "default":
         return []
     others = [server for server in servers if server.socket != loaded.config.socket]
-    told = "; ".join(f"{server.model or 'loading'} on {server.socket}" for server in others)
+    told = "; ".join(f"{server.state} on {server.socket}" for server in others)
     return [Check("other servers", told)] if told else []
 
 

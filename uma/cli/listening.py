@@ -36,7 +36,14 @@ def listening_sockets() -> Iterator[Path]:
 def _own_servers() -> Iterator[Path]:
     for process in PROC.glob("[0-9]*"):
         with suppress(OSError):
-            words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
-            is_uma = any(Path(word).name == "uma" for word in words[:4])
-            if is_uma and SERVING & set(words) and process.stat().st_uid == posix.user_id():
+            if is_server(process.name) and process.stat().st_uid == posix.user_id():
                 yield process
+
+
+def is_server(pid: int | str) -> bool:
+    """Whether a process was started as a server of UMA; True where the system does not tell."""
+    try:
+        words = (PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return not (PROC / "self").exists()
+    return any(Path(word).name == "uma" for word in words[:4]) and bool(SERVING & set(words))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import stat
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
@@ -19,13 +20,13 @@ from uma.cli.options import load_settings
 from uma.cli.sanitize import json_text, sanitize_line
 from uma.cli.table import print_table, print_wrapped
 from uma.cli.trio_run import Interrupts, run
-from uma.client import connect, dialled
+from uma.client import Client, connect, dialled
 from uma.config import Loaded
 from uma.errors import ConnectionLost, ShuttingDown, UmaError
 from uma.net.place import objection
 from uma.types import ListedModel, LoadState
 
-ANSWER_SEC = 10.0
+ANSWER_SEC = 5.0
 """Maximum wait for one server's answer: one that hangs must not hide the others."""
 COLUMNS = ("pid", "model", "sessions", "since", "socket")
 MODEL_COLUMNS = ("model", "state", "memory", "at most", "requests", "note")
@@ -51,12 +52,20 @@ class Running:
     """LoRA adapters of its one model: `model+NAME` asks for it with one."""
     is_stopping: bool = False
     """Whether it lets what runs finish, and then ends."""
+    trouble: str = ""
+    """Why it tells no more, such as that it gives no answer."""
     paused_sec: float = 0
     """How long it computes nothing yet."""
     models: Sequence[ListedModel] = ()
     """Models of a server that has several."""
     memory_budget_bytes: int | None = None
     """What these can take together (`--memory`)."""
+
+    @property
+    def state(self) -> str:
+        """First words of its row: its model, else what keeps it from serving one."""
+        stops = "is stopping" if self.is_stopping else ""
+        return self.model or self.trouble or stops or LoadState(self.loading_percent or 0).words
 
 
 def main(options: argparse.Namespace) -> int:
@@ -106,11 +115,19 @@ async def running(loaded: Loaded) -> list[Running]:
     """The servers that answer on `sockets`; what else is there is warned of."""
     found: list[Running] = []
     for path in sockets(loaded):
+        pid = None
         try:
             with trio.fail_after(ANSWER_SEC):
-                found.append(await _ask(path))
+                async with dialled(path) as client:
+                    pid = client.server_pid
+                    early_or_late = await _early_or_late(path, client)
+                found.append(early_or_late or await _ask(path))
         except trio.TooSlowError:
-            say.warn(f"{path}: the server there gave no answer (timeout) within {ANSWER_SEC:g} s")
+            say.warn(
+                f"{path}: timeout: no answer within {ANSWER_SEC:g} s; what listens there hangs, or has `--protocol "
+                f"newline`: `uma stop --now --socket {shlex.quote(str(path))}` ends it"
+            )
+            found.append(Running(pid, str(path), trouble="gives no answer"))
         except ConnectionLost as error:
             if loaded.origins["socket"] == "--socket":
                 raise
@@ -118,6 +135,7 @@ async def running(loaded: Loaded) -> list[Running]:
                 say.warn(error.message)  # something listens there, and does not answer as a server does
         except UmaError as error:
             say.warn(f"{path}: {error.message}")
+            found.append(Running(pid, str(path), trouble="refuses sessions"))
     return found
 
 
@@ -135,14 +153,17 @@ def sockets(loaded: Loaded) -> Iterator[Path]:
     yield from sorted(others - {usual})
 
 
+async def _early_or_late(path: Path, client: Client) -> Running | None:
+    """A server that loads its model, or stops."""
+    try:
+        health = await client.health(probe=False)
+    except ShuttingDown:
+        return Running(client.server_pid, str(path), is_stopping=True)
+    is_loading = health.status == "loading"
+    return Running(client.server_pid, str(path), loading_percent=health.loading_percent) if is_loading else None
+
+
 async def _ask(path: Path) -> Running:
-    async with dialled(path) as client:
-        try:
-            health = await client.health(probe=False)
-        except ShuttingDown:
-            return Running(client.server_pid, str(path), is_stopping=True)
-        if health.status == "loading":
-            return Running(client.server_pid, str(path), loading_percent=health.loading_percent)
     async with connect(path, loads=False, waits=False) as client:
         metrics, models = await client.metrics(), await client.models() if client.info.models else ()
         return Running(
@@ -159,10 +180,10 @@ async def _ask(path: Path) -> Running:
 
 
 def _row(server: Running) -> tuple[str, ...]:
-    pid = "another container" if server.pid is None else str(server.pid)
+    untold = "" if server.trouble else "another container"
+    pid = untold if server.pid is None else str(server.pid)
     if server.model is None or server.since is None:
-        state = "is stopping" if server.is_stopping else LoadState(server.loading_percent or 0).words
-        return pid, state, "", "", server.socket
+        return pid, server.state, "", "", server.socket
     since = server.since.strftime("%Y-%m-%d %H:%M:%S")
     paused = f", {words.paused(server.paused_sec)}" if server.paused_sec else ""
     model = _adapted(server.model, server.adapters) + paused

@@ -1,8 +1,8 @@
 """`uma stop`: end the server that listens on a socket, and wait until it is gone.
 
 The process is the one that the kernel names as the socket's listener, and it must answer as a UMA server, or with
-`--now` not at all. It is held by a handle (a pidfd) while it still answers, or is connected, so the signal cannot reach
-another process that got its number later.
+`--now` have been started as one. It is held by a handle (a pidfd) while it still answers, or is connected, so the
+signal cannot reach another process that got its number later.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import trio
 
 from uma import posix
 from uma.cli import say, words
+from uma.cli.listening import is_server
 from uma.cli.options import load_settings
 from uma.cli.source import asking
 from uma.cli.table import print_wrapped
@@ -30,9 +31,9 @@ from uma.errors import Loading, ShuttingDown, UmaError
 
 AGAIN_SEC = 0.5
 """Time between the signals of `--now`: one lets requests finish, a further one ends the server at once."""
-SILENT_SEC = 3.0
+SILENT_SEC = 2.0
 """Wait of `--now` for an answer, after which the process that listens is ended without one."""
-KILL_SEC = 5.0
+KILL_SEC = 2.5
 """Time of `--now` from the first signal to SIGKILL. A server ends within a second of the second signal."""
 TELL_SEC = 10.0
 """Wait after which the command says what can be done."""
@@ -113,13 +114,17 @@ async def _stop(path: str, is_now: bool, _: Interrupts) -> int:
 
 async def _stop_silent(path: str) -> int:
     """Stop a process that listens and does not answer: it hangs, or has `--protocol newline`. Raises `StopError` where
-    it has taken no session for so long that no more can wait.
+    it has taken no session for so long that no more can wait, or is no UMA server.
     """
     with trio.move_on_after(SILENT_SEC) as patience:
         async with dialled(path) as client:
             patience.deadline = math.inf
             pid = _pid(path, client)
             with Process.held(pid) as process:
+                if not is_server(pid):
+                    raise StopError(
+                        f"{path}: process {pid}, which listens there, is no UMA server; `kill {pid}` ends it"
+                    )
                 process.signal(signal.SIGTERM)
                 await _wait(process, is_now=True)
         print_wrapped(f"stopped process {pid}, which did not answer on {path}")
