@@ -599,10 +599,10 @@ def test_requests_that_end_with_a_killed_process_are_counted_as_failed_and_raise
         assert "the process of beta has ended" in told.stderr
     server.process.log.wait_for("event=model.ended")
     after = samples(server)
-    for name in (watched, "uma_requests_error", "uma_requests_total"):
+    for name in (watched, "uma_requests_error_total", "uma_requests_total"):
         assert after[name, "beta", ""] == before[name, "beta", ""] + 1
     # Each is there at 0 before it grows, or nothing could tell that it has grown.
-    assert before["uma_requests_error", "beta", ""] == before[crashed, "beta", "crashed"] == 0
+    assert before["uma_requests_error_total", "beta", ""] == before[crashed, "beta", "crashed"] == 0
     assert after[crashed, "beta", "crashed"] == after["uma_model_state", "beta", "unloaded"] == 1
     assert after["uma_model_memory_bytes", "beta", ""] == 0 < before["uma_model_memory_bytes", "beta", ""]
     assert text_of(complete(server, "beta"))

@@ -53,6 +53,12 @@ def test_the_table_has_the_metrics_of_real_servers(told: str) -> None:
     assert {(name, kind, meaning) for name, meaning, kind in real} == set(shown)
 
 
+def test_every_counter_is_named_as_openmetrics_has_it(told: str) -> None:
+    counters = re.findall(r"^# TYPE (uma_\w+) counter$", told, re.MULTILINE)
+    assert counters
+    assert [name for name in counters if not name.endswith("_total")] == []
+
+
 def test_the_page_has_every_reason_why_a_model_leaves() -> None:
     table = PAGE.partition("| reason | the model left memory because |")[2].partition("\n\n")[0]
     assert sorted(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == sorted(get_args(UnloadReason))

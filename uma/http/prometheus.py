@@ -100,7 +100,8 @@ def _escaped(name: str) -> str:
 
 
 def _family(name: str, kind: str, text: str, samples: list[tuple[str, Any]], prefix: str = PREFIX) -> Iterator[str]:
-    full = prefix + name
+    """A family with its samples. A counter's name ends with `_total`, as OpenMetrics has it."""
+    full = prefix + (f"{name}_total" if kind == "counter" and not name.endswith("_total") else name)
     if samples:
         yield f"# HELP {full} {text}"
         yield f"# TYPE {full} {kind}"
