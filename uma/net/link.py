@@ -26,6 +26,9 @@ from uma.net.wakeup import Wakeup
 
 RECEIVE_BYTES = 65536
 """Maximum bytes of one read. A batch of 32 token events is about 3 KiB, so one read usually takes all there is."""
+BULK_BYTES = 262_144
+"""Maximum bytes of a read after one that was full, as of a large body. Each read lets other threads have the
+interpreter, which takes up to a switch interval to get back. Always so long, a read of few bytes takes 20 µs more."""
 FAIR_BYTES = 8192
 """Bytes that a peer must read within `stall_timeout_sec` while more waits for it. Also the maximum of one send, because
 the kernel counts only whole buffers as read."""
@@ -121,6 +124,8 @@ class Link:
     """Bytes sent since `_due` was set. `_drained_bytes` is by how much the kernel's buffer has shrunk since then."""
     _drained_bytes: int = attrs.field(default=0, init=False)
     _pending: deque[bytes] = attrs.field(factory=deque, init=False)
+    _next_bytes: int = attrs.field(default=RECEIVE_BYTES, init=False)
+    """Maximum bytes of the next read."""
     _is_dead: bool = attrs.field(default=False, init=False)
     _is_done: Callable[[], bool] = attrs.field(default=lambda: False, init=False)
     _work: Wakeup = attrs.field(factory=Wakeup, init=False)
@@ -244,15 +249,17 @@ class Link:
             return 0
 
     async def receive(self) -> bytes:
-        """The data that has arrived, at most `RECEIVE_BYTES`; `b""` where the peer will send no more."""
+        """The data that has arrived, at most `BULK_BYTES`; `b""` where the peer will send no more."""
         while True:
             await trio.lowlevel.wait_readable(self.sock.fileno())
             try:
-                return self.sock.recv(RECEIVE_BYTES)
+                data = self.sock.recv(self._next_bytes)
             except BlockingIOError:
                 continue
             except ConnectionError:
                 return b""
+            self._next_bytes = RECEIVE_BYTES if len(data) < RECEIVE_BYTES else BULK_BYTES
+            return data
 
     @property
     def is_hung_up(self) -> bool:
