@@ -372,11 +372,11 @@ class Raw:
         return bytes(data)
 
 
-def write_certificate(directory: Path) -> tuple[Path, Path]:
+def write_certificate(directory: Path, days: int = 2) -> tuple[Path, Path]:
     """Write a certificate for localhost, and its key."""
     cert, key = directory / "c.pem", directory / "k.pem"
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    command += ["-keyout", str(key), "-out", str(cert), "-days", "2", "-subj", "/CN=localhost"]
+    command += ["-keyout", str(key), "-out", str(cert), "-days", str(days), "-subj", "/CN=localhost"]
     command += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
     subprocess.run(command, check=True, capture_output=True)
     return cert, key

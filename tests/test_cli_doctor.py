@@ -18,7 +18,7 @@ from http_server import new_key
 from hybrids import write_hybrid
 from projectors import write_projector, write_seeing_model
 
-from harness import ServerProcess, clean_environ, run_to_end, uma_command, until
+from harness import ServerProcess, clean_environ, run_to_end, uma_command, until, write_certificate
 from models import write_encoder, write_large_cells
 from uma.cli import checks, doctor, main, ps
 from uma.cli.checks import Check
@@ -117,19 +117,35 @@ def test_a_broken_file_of_a_server_that_runs_is_told_with_what_the_server_does(
     assert found["access"]["todo"].endswith("a server that runs keeps what it read before")
 
 
+def test_a_certificate_that_expires_soon_and_a_key_that_others_can_read_are_told(
+    capsys: Capsys, tmp_path: Path
+) -> None:
+    cert, key = write_certificate(tmp_path)
+    flags = ("--http-tls-cert", str(cert), "--http-tls-key", str(key))
+    code, found = run(capsys, *flags)
+    assert code == 1
+    assert re.search(r"the certificate expires at 2[\d-]+ [\d:]+ UTC; renew it$", found["access"]["todo"])
+    write_certificate(tmp_path, 90)
+    assert run(capsys, *flags)[0] == 0
+    key.chmod(0o644)
+    told = run(capsys, *flags)[1]["access"]["todo"]
+    assert told == f"http_tls_key: {key}: mode 644 lets other users use the private key: chmod o= {key}"
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of processes")
 def test_a_broken_file_of_keys_of_a_server_that_runs_is_told_whatever_the_settings_here_are(
     capsys: Capsys, socket_dir: Path
 ) -> None:
     keys, config = socket_dir / "keys.toml", socket_dir / "uma.toml"
     new_key("ada", keys)
-    config.write_text('http_keys = "keys.toml"\nhttp = "127.0.0.1:0"\n')
+    config.write_text('http_keys = "keys.toml"\nhttp = "127.0.0.1:0"\nhttp_jobs = "jobs"\n')
     command = uma_command("run", "--socket", "s", "--config", config.name)  # what is relative is the server's
     with subprocess.Popen(command, cwd=socket_dir, env=clean_environ()) as server:  # forked it would have no command
         try:
             until(lambda: run(capsys, "--socket", str(socket_dir / "s")), lambda told: "ok" in str(told[1]["server"]))
             code, found = run(capsys, "--socket", str(socket_dir / "s"))
-            assert (code, "access" in found) == (0, False)  # of another server only what is broken is told
+            assert (code, found["access"]["finding"]) == (0, str(keys))
+            assert found["disk"]["finding"].startswith(f"{socket_dir / 'jobs'}, ")
             keys.write_text("[broken\n")
             code, found = run(capsys, "--socket", str(socket_dir / "s"))
         finally:

@@ -842,6 +842,15 @@ def test_a_renewed_certificate_is_shown_at_once_and_half_of_one_is_warned_of(
             assert [log.text.count(f"event=http.tls_{word}reloaded") for word in ("not_", "")] == [2, 1]
 
 
+def test_a_server_warns_at_its_start_of_a_key_that_others_can_read(tiny: Path, socket_dir: Path) -> None:
+    cert, key = write_certificate(socket_dir, 90)
+    key.chmod(0o644)
+    flags = ("--model", str(tiny), "--http-tls-cert", str(cert), "--http-tls-key", str(key))
+    with running_http(socket_dir, *flags) as server:
+        server.process.log.wait_for("warning uma.http event=http.tls_problem .*mode 644 lets other users use")
+        assert server.process.log.text.count("http.tls_problem") == 1, "it expires in 90 days"
+
+
 def test_a_key_with_a_passphrase_is_refused_and_not_asked_for(certificate: tuple[Path, Path], tmp_path: Path) -> None:
     cert, key = certificate[0], tmp_path / "locked.pem"
     command = ["openssl", "pkey", "-in", str(certificate[1]), "-out", str(key), "-aes256", "-passout", "pass:secret"]

@@ -232,19 +232,18 @@ FILES = ("http_keys", "http_tls_cert", "http_tls_key", "socket_users")
 
 
 def access(config: RuntimeConfig, pids: Iterable[int] = ()) -> Iterator[Check]:
-    """The files of keys, users and the certificate that the settings name, and broken ones of servers that run, which
-    go on with what they had.
+    """The files of keys, users and the certificate that the settings name, or the servers that run, which go on with
+    what they had where one is broken.
     """
     every = [config, *(_with_files_of(pid, config) for pid in pids)]
     by_files = {(own.http_keys, own.http_tls_cert, own.socket_users): own for own in reversed(every)}
     for named, own in by_files.items():
-        problem = _access_problem(own) if any(named) else ""
-        if problem or (any(named) and own is config):
-            yield Check("access", ", ".join(filter(None, named)), problem)
+        if any(named):
+            yield Check("access", ", ".join(filter(None, named)), _access_problem(own), is_detail=own is not config)
 
 
 def disks(config: RuntimeConfig, pids: Iterable[int] = ()) -> Iterator[Check]:
-    """The disks of folders that the settings name, or the servers that run, and of these servers' logs: a full one."""
+    """The disks of folders that the settings name, or the servers that run, and of these servers' logs."""
     here = attrs.evolve(config, http_jobs=config.http_jobs if config.http else "")
     every = [here, *(_with_files_of(pid, here) for pid in pids)]
     written = {Path(folder) for own in every for folder in (own.http_jobs, own.prefix_folder) if folder}
@@ -260,9 +259,9 @@ def disks(config: RuntimeConfig, pids: Iterable[int] = ()) -> Iterator[Check]:
             free_bytes = shutil.disk_usage(_nearest_folder(folder)).free
         except OSError:  # another user's
             continue
-        if free_bytes < LEAST_DISK_BYTES:
-            todo = f"the disk of {folder} is full: what is written there is lost or refused; free some space"
-            yield Check("disk", f"{folder}, {figures.size(free_bytes)} free", todo)
+        todo = f"the disk of {folder} is full: what is written there is lost or refused; free some space"
+        is_full = free_bytes < LEAST_DISK_BYTES
+        yield Check("disk", f"{folder}, {figures.size(free_bytes)} free", todo if is_full else "", is_detail=True)
 
 
 def _access_problem(config: RuntimeConfig) -> str:
@@ -271,9 +270,10 @@ def _access_problem(config: RuntimeConfig) -> str:
     try:
         serve.check(attrs.evolve(config, http=config.http or "127.0.0.1:0"))
         Users.load(config.socket_users)
+        certificate = serve.Certificate.open(config)
     except ConfigError as error:
         return f"{describe(error)}; a server that runs keeps what it read before"
-    return ""
+    return "; ".join(() if certificate is None else certificate.problems())
 
 
 def _with_files_of(pid: int, config: RuntimeConfig) -> RuntimeConfig:

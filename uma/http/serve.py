@@ -7,10 +7,14 @@ connection, or all, ends the requests that ran there.
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import ssl
+import stat
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import attrs
@@ -38,6 +42,10 @@ logger = logging.getLogger("uma.http")
 
 CONNECTIONS_A_SESSION = 8
 """Maximum HTTP connections at once, for each of `max_sessions`: a client keeps several."""
+EXPIRY_DAYS = 14
+"""Time before a certificate's end from which on that is warned of. Programs that renew certificates do so earlier."""
+NO_CHECK_TIME = 0x200000
+"""OpenSSL's `X509_V_FLAG_NO_CHECK_TIME`: accept a certificate that has expired."""
 FAREWELL_SEC = 1.0
 """How long the last answers of a stopping server can take to be read."""
 
@@ -81,6 +89,34 @@ class Certificate:
                 log(logger, logging.INFO, "http.tls_reloaded", cert=self._cert.path)
         return self._context
 
+    def _expires_at(self) -> datetime:
+        """The certificate's end, told by a handshake with itself: `ssl` reads no bare certificate. Without verdict of
+        OpenSSL's on it, as where its key is thought too short, that is never.
+        """
+        client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        client.check_hostname = False
+        client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | NO_CHECK_TIME
+        to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+        asking = client.wrap_bio(to_client, to_server)
+        answering = self._context.wrap_bio(to_server, to_client, server_side=True)
+        try:
+            client.load_verify_locations(self._cert.path)
+            for side in (asking, answering, asking):
+                with suppress(ssl.SSLWantReadError):
+                    side.do_handshake()
+            end = str((asking.getpeercert() or {})["notAfter"])
+            return datetime.fromtimestamp(ssl.cert_time_to_seconds(end), UTC)
+        except (OSError, ValueError, KeyError):
+            return datetime.max.replace(tzinfo=UTC)
+
+    def problems(self) -> Iterator[str]:
+        """Faults of files that can be used all the same, each with what to do."""
+        cert, key, end = self._cert.path, self._key.path, self._expires_at()
+        if end < datetime.now(UTC) + timedelta(days=EXPIRY_DAYS):
+            yield f"http_tls_cert: {cert}: the certificate expires at {end:%Y-%m-%d %H:%M} UTC; renew it"
+        if os.name == "posix" and (mode := stat.S_IMODE(key.stat().st_mode)) & 0o007:
+            yield f"http_tls_key: {key}: mode {mode:03o} lets other users use the private key: chmod o= {key}"
+
 
 def _load(cert: Path, key: Path) -> ssl.SSLContext:
     # A new context each time: one whose `load_cert_chain` fails has lost the key that it had.
@@ -115,6 +151,8 @@ class HttpService:
         self.gateway = Gateway.of(source, config)
         self._app = build_app(self.gateway)
         self._tls = Certificate.open(config)
+        for problem in () if self._tls is None else self._tls.problems():
+            log(logger, logging.WARNING, "http.tls_problem", reason=problem)
         self._accepting = trio.CancelScope()
         self._draining = trio.CancelScope()
         self._flusher = Flusher()
