@@ -41,10 +41,15 @@ def told(home: Path) -> list[str]:
 
 
 def test_a_unit_is_written_enabled_and_started_and_all_of_that_is_undone(home: Path, capsys: Capsys) -> None:
+    options = ["--", "--http", "--model", 'a "model" of 5 %.gguf']
     assert main(["service", "status"]) == 1
-    assert main(["service", "install", "--", "--http", "--model", 'a "model" of 5 %.gguf']) == 0
+    capsys.readouterr()
+    assert main(["service", "show", *options]) == 0
+    shown = capsys.readouterr().out
+    assert not (home / ".config").exists()
+    assert main(["service", "install", *options]) == 0
     assert str(unit_of(home)) in capsys.readouterr().out
-    text = unit_of(home).read_text()
+    assert (text := unit_of(home).read_text()) == shown
     assert f'ExecStart="{sys.executable}" "-m" "uma" "run" "--http" "--model" "a \\"model\\" of 5 %%.gguf"\n' in text
     asked = ["daemon-reload", "enable uma.service", "restart uma.service"]
     assert told(home) == [f"systemctl --user {each}" for each in asked]
@@ -69,7 +74,7 @@ def test_what_cannot_be_started_leaves_nothing_behind(home: Path, capsys: Capsys
     (home / "fails").write_text("enable\n")
     assert main(["service", "install"]) == 1
     assert "systemctl --user enable uma.service: failed" in capsys.readouterr().err
-    assert not unit_of(home).exists()
+    assert not (home / ".config").exists(), "no empty folder"
     (home / "fails").write_text("")
     assert main(["service", "install"]) == 0
     before = unit_of(home).read_text()

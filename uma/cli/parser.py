@@ -476,9 +476,9 @@ def _describe_launch(parser: argparse.ArgumentParser) -> None:
 def _describe_service(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "action",
-        choices=("install", "remove", "status"),
+        choices=("install", "remove", "show", "status"),
         metavar="ACTION",
-        help="write, enable and start it; undo that; or tell whether it runs",
+        help="write, enable and start it; undo that; show what install would write; or tell whether it runs",
     )
     parser.set_defaults(arguments=[])
 

@@ -33,6 +33,8 @@ Description=UMA, one language model for every program of this user
 [Service]
 ExecStart={command}
 Restart=on-failure
+# Slower than systemd's limit of starts: an address can come late, and another server end.
+RestartSec=5
 # More than drain_timeout_sec, which lets running requests finish.
 TimeoutStopSec=15
 
@@ -60,15 +62,25 @@ class Manager:
 def main(options: argparse.Namespace) -> int:
     """The command; its exit code."""
     manager = _manager(options.arguments)
-    if options.action != "install" and options.arguments:
-        raise ConfigError(f"service {options.action}: takes no options of uma run; they are for install")
-    if manager.path.exists() and MARK not in manager.path.read_text(encoding="utf-8", errors="replace"):
+    if options.action not in ("install", "show") and options.arguments:
+        raise ConfigError(f"service {options.action}: takes no options of uma run; they are for install and show")
+    if (
+        options.action != "show"
+        and manager.path.exists()
+        and MARK not in manager.path.read_text(encoding="utf-8", errors="replace")
+    ):
         raise ConfigError(f"{manager.path}: is not {MARK}, so it is left as it is; remove it, or manage it by hand")
-    return {"install": _install, "remove": _remove, "status": _status}[options.action](manager)
+    return {"install": _install, "remove": _remove, "show": _show, "status": _status}[options.action](manager)
+
+
+def _show(manager: Manager) -> int:
+    print(manager.text, end="")
+    return 0
 
 
 def _install(manager: Manager) -> int:
     was = manager.path.read_text(encoding="utf-8") if manager.path.exists() else None
+    made = [folder for folder in manager.path.parents if not folder.exists()]
     manager.path.parent.mkdir(parents=True, exist_ok=True)
     manager.path.write_text(manager.text, encoding="utf-8")
     try:
@@ -79,6 +91,8 @@ def _install(manager: Manager) -> int:
             with suppress(UmaError):
                 _call(manager.stop, is_checked=False)
             manager.path.unlink()
+            for folder in made:
+                folder.rmdir()
         else:
             manager.path.write_text(was, encoding="utf-8")
         raise
