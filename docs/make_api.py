@@ -61,8 +61,12 @@ Names in `uma` are imported from there (`from uma import LLM`), all others from 
 """
 
 WIDTH = 120
-OF_THE_USER = {"socket": "default_socket()", "http_jobs": "default_jobs()"}
-"""Settings whose defaults are places of the user who asks."""
+OF_THE_USER = {
+    "model": "`builtin` for `LLM`; for commands [as above](#ways-to-name-models)",
+    "socket": "`$XDG_RUNTIME_DIR/uma/uma.sock`, else `uma-UID/uma.sock` in `/tmp` or `$TMPDIR`",
+    "http_jobs": "`~/.local/share/uma/jobs`",
+}
+"""Defaults that differ by command, or by the user who asks."""
 OF_SERVER = (
     *("active_sessions", "sessions_total", "sessions_refused_total", "log_lines_lost_total", "memory_budget_bytes"),
     *(f"{holder}_{name}_total" for holder in ("key", "user") for name in USE),
@@ -224,11 +228,12 @@ def settings_table() -> str:
     """All settings: default, what it is, and where else than for a server it can be set."""
     lines = ["| setting | default | what it does | also |", "| --- | --- | --- | --- |"]
     for each in settings().values():
-        default = OF_THE_USER.get(each.name) or each.show(each.default)
+        default = each.show(each.default)
+        default = OF_THE_USER.get(each.name, f"`{default}`" if default else "")
         choices = ", ".join(f"`{word}`" for word in each.choices or ())
         said = "; ".join(filter(None, [each.help, choices or each.unit])).replace("|", r"\|").replace("*", r"\*")
         also = [word for word, names in (("LLM", KEYWORDS), ("Model", OF_MODEL)) if each.name in names]
-        lines.append(f"| `{each.name}` | {f'`{default}`' if default else ''} | {said} | {', '.join(also)} |")
+        lines.append(f"| `{each.name}` | {default} | {said} | {', '.join(also)} |")
     return "\n".join(lines) + "\n"
 
 

@@ -19,6 +19,7 @@ import yaml
 from harness import run_to_end
 from uma.cli.parser import build_parser
 from uma.cli.slash import ALIASES, COMMANDS
+from uma.config import settings
 from uma.http import ollama
 from uma.http.fields import DRAWN
 from uma.types import CHAT_SAMPLING, SamplerSettings
@@ -117,6 +118,11 @@ def test_every_option_that_is_named_is_one() -> None:
     known = {option for each in parsers for option in each._option_string_actions}
     named = {name: set(re.findall(r"`(?:uma [^`]*?)?(--[a-z][a-z-]*)", text)) for name, text in TEXTS.items()}
     assert {name: wrong for name in named.keys() - OF_OTHERS if (wrong := named[name] - known)} == {}
+
+
+def test_the_table_of_settings_has_no_code_as_a_default_and_each_unit_has_a_noun() -> None:
+    assert "()`" not in TEXTS["settings.md"]
+    assert [each.name for each in settings().values() if re.search(r" (after|before|of|within)$", each.help)] == []
 
 
 def test_the_page_of_the_chat_has_every_command_of_it_and_no_other() -> None:

@@ -87,7 +87,7 @@ def test_keys_are_listed_with_their_bounds_and_without_their_hashes(tmp_path: Pa
     path.write_text(path.read_text().rstrip() + "\nmax_concurrent = 3\npriority = -1\n")
     done = uma_told("key", "list", "--keys", str(path))
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines() == ["name   bounds", "me", "batch  max_concurrent=3, priority=-1"]
+    assert done.stdout.splitlines() == ["name   limits", "me", "batch  max_concurrent=3, priority=-1"]
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ def test_each_dialect_has_a_bound_of_thinking(
     assert answer.status == 200, answer.body
     assert thought_of(path, stream, answer.body) == "".join(THOUGHT[:4])
     assert "x-uma-ignored" not in answer.headers
-    assert b"ended by its bound of 4 tokens" in answer.body
+    assert b"ended by its limit of 4 tokens" in answer.body
 
 
 def test_usage_tells_the_tokens_of_bounded_thinking(server: HttpServer, keys: tuple[Path, str, str]) -> None:

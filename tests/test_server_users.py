@@ -204,7 +204,7 @@ def test_lines_have_the_bounds_too(serve_bounded: Serve) -> None:
     ("text", "words"),
     [
         ("[nobody-of-that-name]", "no user of that name"),
-        (f"[{os.getuid()}]\nmax_token = 1", "max_token: no such bound"),
+        (f"[{os.getuid()}]\nmax_token = 1", "max_token: no such limit"),
         ("[others]\nmax_tokens = 0", "max_tokens"),
         ("[others]\npriority = 1\nmax_priority = 0", "priority: 1 is over max_priority, 0"),
         ("others = 1", "expected a table"),

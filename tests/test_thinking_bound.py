@@ -85,7 +85,7 @@ def end(events: list[Event]) -> Finished:
 
 
 def is_told(finished: Finished, limit: int) -> bool:
-    return f"max_reasoning_tokens: the thinking was ended by its bound of {limit} tokens" in (finished.warnings)
+    return f"max_reasoning_tokens: the thinking was ended by its limit of {limit} tokens" in (finished.warnings)
 
 
 @pytest.mark.parametrize("stream", [True, False])

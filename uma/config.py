@@ -107,8 +107,8 @@ class RuntimeConfig:
     )
     models: str = setting(
         "",
-        "serve several models by name, each in a process of its own: names with commas, or `all`; empty: "
-        "--model alone, and where that is not given either all that are here",
+        "serve several models by name, each in a process of its own: names with commas, or `all`; empty: the one "
+        "of --model, without --model all",
     )
     memory: Annotated[int, Range(0)] = setting(
         0, "maximum memory of all models, or of --model alone; 0: of several 70 % of what is free at start", "MB"
@@ -122,7 +122,7 @@ class RuntimeConfig:
     yield_memory: bool = setting(False, "where other programs need the memory, idle models leave, largest first")
     socket: str = setting(default_socket, "Unix socket of the server", "path", factory=True)
     socket_mode: Annotated[int, Range(0, 0o777)] = setting(0o600, "permissions of the socket file", "octal")
-    socket_users: str = setting("", "TOML file of the bounds that users have on the socket; empty: none", "path")
+    socket_users: str = setting("", "TOML file of the limits that users have on the socket; empty: none", "path")
     protocol: Literal["json", "newline"] = setting("json", "wire protocol; newline is for debugging by hand")
 
     n_ctx: Annotated[int, Range(0, 2**31 - 1)] = setting(
@@ -180,7 +180,8 @@ class RuntimeConfig:
     )
     max_tokens: Annotated[int, Range(0)] = setting(
         0,
-        "maximum tokens one request can generate; 0: no limit but the context; a request without max_tokens has 4096",
+        "maximum tokens one request can generate; 0: no limit but the context; a request without max_tokens has 4096, "
+        "over HTTP what the context leaves",
         "tokens",
     )
     reasoning_budget: Annotated[int, Range(-1)] = setting(
@@ -201,7 +202,7 @@ class RuntimeConfig:
     presence_penalty: Penalty | None = setting(None, "lower a token's score once it was seen lately", "-2 to 2")
 
     idle_timeout_sec: Annotated[float, Range(gt=0)] = setting(
-        300.0, "a session without frames or work is closed after", "seconds"
+        300.0, "time without frames or work after which a session is closed", "seconds"
     )
     drain_timeout_sec: Annotated[float, Range(0)] = setting(
         5.0, "running requests can finish within this at shutdown", "seconds"
@@ -210,7 +211,7 @@ class RuntimeConfig:
         1_048_576, "unread output of one session before it is paused", "bytes"
     )
     tx_timeout_sec: Annotated[float, Range(gt=0)] = setting(
-        30.0, "a session that reads less than 8 KiB of what waits for it is closed after", "seconds"
+        30.0, "time after which a session that reads less than 8 KiB of what waits for it is closed", "seconds"
     )
 
     tick_budget_ms: Annotated[float, Range(gt=0)] = setting(

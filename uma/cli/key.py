@@ -48,7 +48,7 @@ def _make(path: Path, name: str, models: Sequence[str] | None, *, manages_models
 
     print(add(path, name, models, manages_models=manages_models))
     say.plain(
-        f"This key is shown only now; {path} holds its hash. Bounds of its own go below [{name}] there: "
+        f"This key is shown only now; {path} holds its hash. Limits of its own go below [{name}] there: "
         "max_concurrent, max_tokens_per_minute, max_priority, max_tokens, max_reasoning_tokens, models; for all its "
         "requests priority, target_ttft_ms, target_tbt_ms; and the right manage_models.\n"
         f"Serve with --http-keys {path}; a server that runs with it knows the key already."
@@ -69,7 +69,7 @@ def _list(path: Path) -> None:
     rights = {True: {"manage_models": "true"}, False: {}}
     bounds = [attrs.asdict(account.bounds) | rights[account.manages_models] for account in accounts]
     rows = [(account.name, _written(own)) for account, own in zip(accounts, bounds, strict=True)]
-    print_table(("name", "bounds"), rows, key="name")
+    print_table(("name", "limits"), rows, key="name")
 
 
 def _written(bounds: Mapping[str, object]) -> str:

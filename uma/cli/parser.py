@@ -747,9 +747,9 @@ COMMANDS: tuple[Command, ...] = (
         "make, list and remove API keys for HTTP",
         _describe_key,
         "`uma key new NAME` makes a key that HTTP clients send, prints it, and appends its hash to the file that "
-        "--http-keys names. `uma key list` tells that file's keys and bounds, `uma key remove NAME` ends one. "
+        "--http-keys names. `uma key list` tells that file's keys and limits, `uma key remove NAME` ends one. "
         "A server that runs reads the file again at the next request after a change, and its log then tells of a "
-        "broken one. Bounds of a key, such as max_tokens_per_minute, are set in that file, below its [NAME].",
+        "broken one. Limits of a key, such as max_tokens_per_minute, are set in that file, below its [NAME].",
         " ACTION [NAME]",
     ),
     Command(

@@ -95,12 +95,12 @@ def _bounds_thinking() -> Proof:
     bounded = answered((yield Question({**chat, "max_tokens": LONG, "max_reasoning_tokens": 1})))
     if free.warns_of("reasoning"):
         demand(bounded.warns_of("max_reasoning_tokens"), "it is not told that this model does not think")
-        return f"{NOT_SHOWN}: this model does not think, and the bound is named in warnings"
+        return f"{NOT_SHOWN}: this model does not think, and the limit is named in warnings"
     thought, less = (answer.last["usage"].get("reasoning_tokens", 0) for answer in (free, bounded))
     if thought < LONG:
         return f"{NOT_SHOWN}: no thinking went on for {LONG} tokens"
-    demand(less < thought, f"{less} tokens of thinking, with a bound of 1")
-    return f"1 bounds thinking to {less} tokens with its marks, which went on over {LONG}"
+    demand(less < thought, f"{less} tokens of thinking, with a limit of 1")
+    return f"1 limits thinking to {less} tokens with its marks, which went on over {LONG}"
 
 
 def _without_ends() -> Proof:

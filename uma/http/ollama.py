@@ -316,7 +316,7 @@ def _asked(body: OllamaBody, reader: Reader, piece: _Piece) -> dict[str, Any]:
     options = body.options or Options()
     if options.num_predict == 0:
         raise BadRequest.at(
-            "options.num_predict", "0 generates nothing; give a number from 1, or -1 for no bound of its own"
+            "options.num_predict", "0 generates nothing; give a number from 1, or -1 for no limit of its own"
         )
     is_unbounded = (options.num_predict or -1) < 0
     penalties = ("repeat_penalty", options.repeat_penalty), ("repetition_penalty", options.repetition_penalty)

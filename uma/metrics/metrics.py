@@ -96,7 +96,7 @@ class EngineMetrics:
     health_probes_total: int = _counter("Probes of one token; their tokens are in no other counter.")
     requests_total: int = _counter("Requests that came, refused ones included.")
     requests_stop: int = _counter("Requests that ended by themselves.")
-    requests_length: int = _counter("Requests that ended by a bound of tokens.")
+    requests_length: int = _counter("Requests that ended at a limit of tokens.")
     requests_cancelled: int = _counter("Requests cancelled, or whose client went away.")
     requests_withdrawn: int = _counter("Requests among those cancelled that were not queued yet.")
     requests_error: int = _counter("Requests that failed.")
@@ -169,7 +169,7 @@ _OF_SERVER: dict[str, tuple[FigureKind, str]] = {
         for holder, whose in (("key", "an API key"), ("user", "a user of the socket"))
         for name, text in (
             ("requests", "Requests of {} that were let in."),
-            ("refused", "Requests of {} refused for its bounds or for overload: 429, or E_LIMIT_OVERLOADED."),
+            ("refused", "Requests of {} refused for its limits or for overload: 429, or E_LIMIT_OVERLOADED."),
             ("prompt_tokens", "Prompt tokens of {}, cached ones included; of texts for embeddings and rankings too."),
             ("completion_tokens", "Tokens generated for {}."),
         )

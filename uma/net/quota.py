@@ -83,7 +83,7 @@ class ClientAccount:
     requests: int = attrs.field(default=0, init=False)
     """Requests that were let in, since the start as all that follows."""
     refused: int = attrs.field(default=0, init=False)
-    """Requests refused for its bounds or for overload: those that can be asked again later."""
+    """Requests refused for its limits or for overload: those that can be asked again later."""
     prompt_tokens: int = attrs.field(default=0, init=False)
     completion_tokens: int = attrs.field(default=0, init=False)
     _used: deque[tuple[float, int]] = attrs.field(factory=deque, init=False)

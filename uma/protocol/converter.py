@@ -55,7 +55,7 @@ def from_table(table: Any, cls: type[T], setting: str, where: str) -> T:
         raise ConfigError.at(setting, f"{where}: expected a table of {known}")
     try:
         return structure(
-            table, cls, lambda: (f"{name}: no such bound; there are {known}" for name in unknown_fields(table, cls))
+            table, cls, lambda: (f"{name}: no such limit; there are {known}" for name in unknown_fields(table, cls))
         )
     except BadRequest as error:
         raise ConfigError.at(setting, f"{where}: {error.message}") from None

@@ -71,4 +71,4 @@ class ThinkingBound:
 
 
 _ON_REQUEST = "thinking: it was ended on request"
-_AT_BOUND = "max_reasoning_tokens: the thinking was ended by its bound of {:,} tokens"
+_AT_BOUND = "max_reasoning_tokens: the thinking was ended by its limit of {:,} tokens"
