@@ -1,6 +1,6 @@
 """A batch job over a file: one prompt a line in, one JSON object a line out, all batched together.
 
-python examples/batch_file.py prompts.txt results.jsonl [model.gguf]
+python examples/batch_file.py PROMPTS.txt RESULTS.jsonl [MODEL]
 
 Each result is appended as soon as it is there. Ended in the middle, even by `kill -9`, the same command goes on where
 it was.
@@ -39,4 +39,6 @@ def keep_whole_lines(path: Path) -> int:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) not in (3, 4):
+        sys.exit("usage: python batch_file.py PROMPTS.txt RESULTS.jsonl [MODEL]")
     main(*sys.argv[1:])

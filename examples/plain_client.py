@@ -20,6 +20,8 @@ def ask(path: str, **request: Any) -> Iterator[dict[str, Any]]:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit('usage: python plain_client.py SOCKET "PROMPT"; `uma ps` lists sockets')
     for event in ask(sys.argv[1], prompt=sys.argv[2], max_tokens=64):
         if event["event"] == "error":
             sys.exit(f"{event['code']}: {event['message']}")

@@ -17,11 +17,14 @@ import pytest
 import yaml
 
 from harness import run_to_end
+from uma.cli.checks import GPU_TRACES
 from uma.cli.parser import build_parser
 from uma.cli.slash import ALIASES, COMMANDS
-from uma.config import settings
+from uma.config import load, settings
 from uma.http import ollama
 from uma.http.fields import DRAWN
+from uma.llama.header import TRIED
+from uma.llama.library import rebuild_command
 from uma.types import CHAT_SAMPLING, SamplerSettings
 
 ROOT = Path(__file__).parent.parent
@@ -123,6 +126,39 @@ def test_every_option_that_is_named_is_one() -> None:
 def test_the_table_of_settings_has_no_code_as_a_default_and_each_unit_has_a_noun() -> None:
     assert "()`" not in TEXTS["settings.md"]
     assert [each.name for each in settings().values() if re.search(r" (after|before|of|within)$", each.help)] == []
+
+
+def test_the_whole_file_of_settings_can_be_copied_also_with_the_lines_that_are_off(tmp_path: Path) -> None:
+    (whole,) = re.findall(r"^```toml\n(.*?)^```", TEXTS["settings.md"], re.MULTILINE | re.DOTALL)
+    for text in (whole, re.sub(r"^# (?=\w+ = )", "", whole, flags=re.MULTILINE)):
+        (tmp_path / "uma.toml").write_text(text, encoding="utf-8")
+        loaded = load(environ={}, config_file=tmp_path / "uma.toml")
+        named = re.findall(r"^(\w+) = ", text.partition("[models")[0], re.MULTILINE)
+        assert named
+        assert all("uma.toml" in loaded.origins[name] for name in named)
+
+
+def test_the_exit_codes_are_those_of_the_help() -> None:
+    told = dict(re.findall(r"^\| (\d+) \| (.*) \|$", TEXTS["commands.md"], re.MULTILINE))
+    text = build_parser().format_help().partition("exit codes:")[2].partition("environment:")[0]
+    assert set(told) == set(re.findall(r"\b(\d{1,3})(?= {2,}|: )", text))
+    for code, meaning in re.findall(r"^  (\d+) +(\S.*)$", text, re.MULTILINE):
+        assert told[code].startswith(re.split(r", | \(", meaning)[0])
+
+
+def test_the_supported_architectures_are_those_that_uma_knows() -> None:
+    _, _, named = TEXTS["models.md"].partition("**Not supported**")
+    missing, _, listed = named.partition("uma models --json")
+    assert sorted(re.findall(r"`([\w.-]+)`", missing + listed)) == sorted(TRIED)
+
+
+def test_the_command_that_builds_for_a_gpu_has_the_version_that_uma_needs_and_the_options_of_doctor() -> None:
+    (needed,) = re.findall(r'"(llama-cpp-python==[\d.]+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    section = TEXTS["tuning.md"].partition("\n## GPU\n")[2].partition("\n## ")[0]
+    (command,) = re.findall(r"^CMAKE_ARGS=\S+ (python -m .*)$", section, re.MULTILINE)
+    assert command.replace("python", sys.executable, 1) == rebuild_command()
+    assert needed in command
+    assert all(option in section for _, option in GPU_TRACES.values())
 
 
 def test_the_page_of_the_chat_has_every_command_of_it_and_no_other() -> None:

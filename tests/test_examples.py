@@ -50,6 +50,14 @@ def test_the_batch_job_goes_on_where_it_was_killed(tmp_path: Path) -> None:
     assert [row["prompt"] for row in rows] == prompts
 
 
+@pytest.mark.parametrize("name", ["batch_file.py", "plain_client.py"])
+def test_a_script_without_its_arguments_ends_with_its_usage(name: str) -> None:
+    done = run_to_end(sys.executable, str(EXAMPLES / name))
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"usage: python {name} ")
+    assert done.stderr.count("\n") == 1
+
+
 def test_the_race_has_a_winner_in_process() -> None:
     assert " won:\n" in run_example("race.py")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 from collections.abc import Iterator
@@ -15,9 +16,9 @@ import pytest
 from http_bodies import BODIES
 from http_server import HttpServer, running_http
 from projectors import wav, write_projector, write_seeing_model
-from required import required_command
+from required import missing, required_command
 
-from harness import short_directory
+from harness import run_to_end, short_directory
 from models import FILL_IN, write_encoder, write_word_model
 from uma import errors
 from uma.constraints import hints_of
@@ -52,6 +53,19 @@ MANAGING = [line for line in LINES if re.search(r"/api/(pull|delete|copy)|/model
 HEARING = [line for line in LINES if "/audio/" in line]
 """Lines for a model that hears."""
 OTHERS = [*HEARING, *RANKING, *FILLING, *RUNNING, *KEPT, *MANAGING]
+
+
+def test_the_client_in_javascript_runs_as_pasted(tmp_path: Path, http_server: HttpServer) -> None:
+    folders = map(Path, os.environ.get("NODE_PATH", "").split(os.pathsep))
+    folder = next((each for each in folders if (each / "openai").is_dir()), None)
+    if folder is None:
+        missing("agents", "there is no OpenAI client for JavaScript: npm install openai, and NODE_PATH")
+    (tmp_path / "node_modules").symlink_to(folder)
+    (code,) = re.findall(r"^```js\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    (tmp_path / "ask.mjs").write_text(code.replace("http://127.0.0.1:8080", http_server.url))
+    done = run_to_end(required_command("node"), str(tmp_path / "ask.mjs"))
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.split()) > 2
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from http_tap import tapped
 from required import missing, required_module, separate_module
 from script_model import write_script_model
 
-from harness import PATIENCE_SEC, clean_environ, short_directory
+from harness import PATIENCE_SEC, clean_environ, run_to_end, short_directory
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # theirs, not ours
 
@@ -40,22 +41,23 @@ def litellm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     yield required_module("litellm")
 
 
-def line_of_the_docs(start: str, server: HttpServer) -> str:
-    """The line of docs/agents.md that begins so, for this server and its model."""
-    (line,) = re.findall(rf"^{start}.*$", AGENTS_PAGE, re.MULTILINE)
-    return str(line).replace("http://127.0.0.1:8080", server.url).replace("MODEL", "builtin")
+def block_of_the_docs(language: str, server: HttpServer) -> str:
+    """The block of docs/agents.md in this language, for this server and its model."""
+    (block,) = re.findall(rf"^```{language}\n(.*?)^```", AGENTS_PAGE, re.MULTILINE | re.DOTALL)
+    return str(block).replace("http://127.0.0.1:8080", server.url).replace("MODEL", "builtin")
 
 
-def test_the_line_of_the_docs_about_langchain_answers(http_server: HttpServer) -> None:
-    model = required_module("langchain_openai").ChatOpenAI
-    answer = eval(line_of_the_docs("ChatOpenAI", http_server), {"ChatOpenAI": model})
-    assert answer.content != ""
+def test_the_example_of_langchain_in_the_docs_runs_as_pasted(http_server: HttpServer) -> None:
+    required_module("langchain_openai")
+    done = run_to_end(sys.executable, "-c", block_of_the_docs("python", http_server))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
 
 
 def test_the_line_of_the_docs_about_llm_answers(http_server: HttpServer, tmp_path: Path) -> None:
     if shutil.which("llm") is None:
         missing("clients", "there is no llm: pip install llm, in an environment of its own")
-    command = ["sh", "-c", line_of_the_docs("llm openai endpoint", http_server)]
+    command = ["sh", "-c", block_of_the_docs("sh", http_server)]
     environ = clean_environ(HOME=str(tmp_path), LLM_USER_PATH=str(tmp_path), OPENAI_API_KEY="none")
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=PATIENCE_SEC, check=False)
     assert (done.returncode, done.stdout.strip() != "") == (0, True), done.stderr
