@@ -5,16 +5,21 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import re
 import shlex
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import attrs
 import pytest
 import yaml
+from page_browser import chromium
+from playwright.sync_api import Page
 
 from harness import run_to_end
 from uma.cli.checks import GPU_TRACES
@@ -93,6 +98,53 @@ def test_the_site_has_the_pictures_of_its_pages(site: Path) -> None:
         pictures = re.findall(r'(?:src|srcset)="([^"]+\.png)"', html)
         assert len(pictures) > 3
         assert [path for path in pictures if not (site / page).parent.joinpath(path).is_file()] == []
+
+
+@pytest.fixture(scope="module")
+def site_page(site: Path) -> Iterator[tuple[Page, str]]:
+    """A browser's page, as narrow as a phone, and the address of the built site."""
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=str(site))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, chromium() as browser:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            yield browser.new_page(viewport={"width": 390, "height": 844}), f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("searched", "place"),
+    [
+        ("install", "questions/#how-do-i-install-it"),
+        ("out of memory", "questions/#what-do-i-do-when-it-runs-out-of-memory"),
+        ("windows", "questions/#does-it-run-on-windows"),
+        ("uninstall", "questions/#how-do-i-uninstall-it"),
+        ("javascript", "http/#a-client-in-javascript"),
+        ("cuda", "tuning/#gpu"),
+        ("supported models", "models/#supported-models"),
+        ("license", "license/"),
+        ("changelog", "changelog/"),
+        ("security", "security/"),
+    ],
+)
+def test_the_site_s_search_has_the_right_page_first(site_page: tuple[Page, str], searched: str, place: str) -> None:
+    page, url = site_page
+    page.goto("about:blank")
+    page.goto(f"{url}/?q={searched}")
+    first = page.locator(".md-search-result__item").first
+    first.wait_for(state="attached")
+    links = first.locator("a").evaluate_all("links => links.map(link => link.pathname + link.hash)")
+    assert f"/{place}" in links
+
+
+@pytest.mark.parametrize("name", ["http", "settings", "tuning", "questions"])
+def test_on_a_phone_no_table_of_the_site_scrolls_sideways(site_page: tuple[Page, str], name: str) -> None:
+    page, url = site_page
+    page.goto(f"{url}/{name}/")
+    wide = "tables => tables.filter(each => each.scrollWidth > each.clientWidth).map(each => each.innerText)"
+    tables = page.locator(".md-typeset__scrollwrap")
+    assert tables.count() > 0
+    assert tables.evaluate_all(wide) == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)

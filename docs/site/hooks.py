@@ -27,10 +27,12 @@ BOOST = {"changelog.md": 0.3, "benchmarks/index.md": 0.3}
 SOURCES = {page: source for source, page in PAGES.items()}
 STYLE = """/* A word of code in a table is not broken, as Material has it: its column is as wide as the word. */
 .md-typeset td code { word-break: normal; overflow-wrap: break-word; }
-/* On a phone the text of a table needs the space. */
+/* On a phone the text of a table needs the space: code breaks anywhere, but not the name that a row begins with. */
 @media (max-width: 44.9em) {
-  .md-typeset table:not([class]) th { min-width: 0; }
-  .md-typeset table:not([class]) :is(th, td) { padding: .6em; }
+  .md-typeset table:not([class]) { font-size: .57rem; }
+  .md-typeset table:not([class]) :is(th, td) { padding: .5em .4em; min-width: 0; }
+  .md-typeset td:not(:first-child) code { overflow-wrap: anywhere; }
+  .md-typeset td code { padding: 0 .1em; }
 }
 """
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(((?!https?:|#|mailto:)[^)\s]*)\)")
