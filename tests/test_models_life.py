@@ -79,7 +79,7 @@ async def test_a_model_that_does_not_fit_does_so_with_the_context_or_the_memory_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wide = write_large_cells(tmp_path / "wide.gguf", layers=32, kv_heads=8)
-    settings = {"models": str(wide), "memory": 300, "n_ctx": 4096}
+    settings = {"models": str(wide), "memory": 450, "n_ctx": 4096}
     with pytest.raises(ConfigError, match=r"of it for a context of 4,096 tokens, and all models together") as refused:
         async with opened(tmp_path, monkeypatch, **settings):
             pass
@@ -89,7 +89,29 @@ async def test_a_model_that_does_not_fit_does_so_with_the_context_or_the_memory_
         async with opened(tmp_path, monkeypatch, **settings | {name: enough}) as models:
             assert models.find("wide").fits
             budget_bytes = (await models.metrics())["memory_budget_bytes"]
-            assert budget_bytes == (enough if name == "memory" else 300) * MB
+            assert budget_bytes == (enough if name == "memory" else 450) * MB
+
+
+async def test_the_memory_that_a_refusal_beside_pinned_models_names_is_enough_when_it_is_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"wide{width}" for width in (32, 24, 16)]
+    for name in names:
+        write_large_cells(tmp_path / f"{name}.gguf", layers=int(name[4:]), kv_heads=8, context_length=16_384)
+    settings: dict[str, Any] = {"models": ",".join(names), "n_ctx": 0, "memory": 1_000}
+    refusals = 0
+    while refusals < len(names):
+        async with opened(tmp_path, monkeypatch, **settings) as models:
+            try:
+                for name in names:
+                    await models.pin(name)
+                break
+            except ModelUnusable as refused:
+                told = re.search(r"--memory (\d+) is enough$", refused.message)
+                assert told is not None
+                assert int(told[1]) > settings["memory"]
+                settings["memory"], refusals = int(told[1]), refusals + 1
+    assert 1 <= refusals < len(names)  # one for each model that has to have its place beside those before it
 
 
 async def test_a_frame_can_hold_pictures_where_a_model_of_them_sees(

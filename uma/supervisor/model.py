@@ -335,15 +335,14 @@ class ServedModel:
         plan = self.context
         return (plan.cells - self.n_ctx) * plan.kv_bytes // plan.cells if self.n_ctx and plan is not None else 0
 
-    def shorten(self, free_bytes: int) -> bool:
-        """Give it the longest context with which it fits into so many bytes; whether the shortest allowed one does."""
+    def shorter_n_ctx(self, free_bytes: int) -> int:
+        """The longest context with which it fits into so many bytes; 0 where that is shorter than it can be."""
         plan = self.context
         if plan is None or not plan.kv_bytes or plan.window_cells not in (0, plan.cells):
-            return False  # small windows do not become smaller
+            return 0  # small windows do not become smaller
         left_bytes = plan.kv_bytes - (self.needs_bytes - free_bytes)
         tokens = plan.cells * left_bytes // plan.kv_bytes // ROUNDED_TOKENS * ROUNDED_TOKENS
-        self.n_ctx = tokens if tokens >= max(LEAST_TOKENS, self.file.context_length) else 0
-        return self.n_ctx > 0
+        return tokens if tokens >= max(LEAST_TOKENS, self.file.context_length) else 0
 
     @property
     def stays(self) -> bool:

@@ -46,7 +46,7 @@ from uma.models.shelf import Shelf
 from uma.net.client import CLIENT, OWNER, QUEUED, asker
 from uma.net.logfmt import log
 from uma.supervisor.backoff import Failures
-from uma.supervisor.child import CACHE_SHARE, child_config, running, taken_bytes
+from uma.supervisor.child import child_config, running, taken_bytes
 from uma.supervisor.estimate import header_card, most_weights_bytes, planned_memory, rough_bytes
 from uma.supervisor.files import HubDownload, removal_of, remove
 from uma.supervisor.model import (
@@ -108,6 +108,8 @@ RESCAN_SEC = 2.0
 """Minimum time between two looks at the folders, unless they are known to have changed."""
 ENDS = tuple(f"requests_{end}" for end in ("stop", "length", "cancelled", "error", "rejected"))
 """Figures that count each request once it has ended."""
+LEAST_ADVISED = 2_048
+"""Shortest context that a refusal for memory advises: a conversation hardly fits into less."""
 AT_ONCE = 64
 """Requests at once by which a client of a model that has not been loaded yet is told when to come again."""
 
@@ -602,7 +604,7 @@ class LoadedModels(Models):
             self._drop_unwanted()
             if sum(candidate.has_process and candidate.client is None for candidate in self._every) >= MOST_LOADS:
                 return math.inf
-            model, again_at = self._next_load(unused_bytes)
+            model, again_at = await self._next_load(unused_bytes)
             if model is None:
                 return again_at
             self._asked.remove(model)
@@ -648,20 +650,37 @@ class LoadedModels(Models):
                 planned_memory, model.file.path, config, abandon_on_cancel=True
             )
         except ConfigError as error:
-            enough = await trio.to_thread.run_sync(self._enough, model, abandon_on_cancel=True)
+            model.planned_bytes = 0
+            least_bytes = max(rough_bytes(model.file.size_bytes), self.budget_bytes)
+            enough = await trio.to_thread.run_sync(self._enough, [model], least_bytes, abandon_on_cancel=True)
             why = error.message.removeprefix("n_ctx: ")
             if enough:  # else no --memory is: what bounds it is the memory that is free
-                why = f"{self._has()}, and {why.partition('; ')[0]}"
-            model.planned_bytes = 0
+                enough, why = f", {enough} is enough", f"{self._has()}, and {why.partition('; ')[0]}"
             model.objection = f"{model.file.name} does not fit{enough}: {why}"
         else:
             model.planned_bytes, model.objection = planned + config.cache_ram_mb * MB, ""  # which fills later
+            if model.needs_bytes > self.budget_bytes:
+                model.objection = await self._too_large(model, self._has(), self.budget_bytes)
 
-    def _enough(self, model: ServedModel) -> str:
-        """The `--memory` that is enough for a model with none for its context; empty: not found. Any thread."""
-        least = max(rough_bytes(model.file.size_bytes), self.budget_bytes) // MB
-        enough = enough_mb(least, lambda mb: planned_memory(model.file.path, self._child_config(model, mb * MB)))
-        return f", --memory {enough} is enough" if enough else ""
+    def _enough(self, models: Sequence[ServedModel], least_bytes: int) -> str:
+        """The `--memory`, of at least so many bytes, that is enough for these models together; empty: not found. Any
+        thread.
+        """
+        enough = enough_mb(-(-least_bytes // MB), partial(self._check_fit, models))
+        return f"--memory {enough}" if enough else ""
+
+    def _check_fit(self, models: Sequence[ServedModel], memory_mb: int, n_ctx: int = 0) -> None:
+        """Raise `ConfigError` where these models would not fit together with this `--memory` and, unless it is 0, this
+        `--n-ctx`: with more memory each has a longer context, too. Any thread.
+        """
+        needs_bytes = 0
+        for model in models:
+            config = self._child_config(model, memory_mb * MB, n_ctx)
+            planned, _ = planned_memory(model.file.path, config)
+            beyond_plan = max(0, model.size_bytes - model.planned_bytes) if model.size_bytes else 0
+            needs_bytes += planned + config.cache_ram_mb * MB + beyond_plan
+        if needs_bytes > memory_mb * MB:
+            raise ConfigError.at("memory", f"these models take {size(needs_bytes)}")
 
     async def too_large(self) -> AsyncIterator[str]:
         """Plan models that no request has asked for: lists say which of them never fit. The reasons of these."""
@@ -679,32 +698,45 @@ class LoadedModels(Models):
 
     def _objection(self, model: ServedModel) -> str:
         """Why no memory holds a model; empty where all models together can have as much."""
-        if model.objection and not model.has_plan:
-            return model.objection
-        return self._too_large(model, self._has(), self.budget_bytes) if model.needs_bytes > self.budget_bytes else ""
+        if model.has_plan and model.needs_bytes <= self.budget_bytes:
+            return ""
+        takes = f"{model.file.name} takes about {size(model.needs_bytes)}"
+        return model.objection or (f"{takes}, and {self._has()}" if model.has_plan else "")
 
     def _has(self) -> str:
         own = "" if self.config.memory else f", which is {100 * FREE_SHARE:g} % of what is free"
         return f"all models together can have {size(self.budget_bytes)} (--memory){own}"
 
-    def _too_large(self, model: ServedModel, there: str, most_bytes: int) -> str:
-        """That a model takes more than `most_bytes`, the memory that is `there`, and which settings are enough."""
-        needs_bytes, context = model.needs_bytes, model.context
+    async def _too_large(
+        self, model: ServedModel, there: str, most_bytes: int, beside: Sequence[ServedModel] = ()
+    ) -> str:
+        """That a model takes more than `most_bytes`, the memory that is `there`, and which settings are enough for it
+        and those that stay `beside` it.
+        """
+        needs_bytes, context, models = model.needs_bytes, model.context, [model, *beside]
         takes = f"{model.file.name} takes about {size(needs_bytes)}"
-        missing_bytes = (needs_bytes - most_bytes) * CACHE_SHARE // (CACHE_SHARE - 1)  # prefixes take their share
-        helps = f"--memory {(self.budget_bytes + missing_bytes) // MB + 2}"  # rounded up, as theirs is
+        helps = []
         if context is not None and context.kv_bytes:
             left_bytes = most_bytes - needs_bytes + context.kv_bytes
             n_ctx = context.cells * left_bytes // context.kv_bytes // ROUNDED_TOKENS * ROUNDED_TOKENS
             if n_ctx > 0:
                 takes += f", {size(context.kv_bytes)} of it for a context of {context.cells:,} tokens"
-                helps = f"--n-ctx {n_ctx} or {helps}"
-        return f"{takes}, and {there}; {helps} is enough"
+            if n_ctx >= LEAST_ADVISED:
+                with suppress(ConfigError):
+                    check = partial(self._check_fit, models, self.budget_bytes // MB, n_ctx)
+                    await trio.to_thread.run_sync(check, abandon_on_cancel=True)
+                    helps.append(f"--n-ctx {n_ctx}")
+        least_bytes = sum(planned.needs_bytes for planned in models)
+        enough = await trio.to_thread.run_sync(self._enough, models, least_bytes, abandon_on_cancel=True)
+        helps += [enough] if enough else []
+        advice = f"; {' or '.join(helps)} is enough" if helps else ""
+        return f"{takes}, and {there}{advice}"
 
-    def _child_config(self, model: ServedModel, budget_bytes: int = 0) -> RuntimeConfig:
+    def _child_config(self, model: ServedModel, budget_bytes: int = 0, n_ctx: int = 0) -> RuntimeConfig:
+        """The settings of a model's process, by those of this server or with this budget and `--n-ctx`."""
         path = BUILTIN if model.file.name == BUILTIN else str(model.file.path)
-        config = self._config_of(model.file)
-        config = attrs.evolve(config, n_ctx=model.n_ctx) if model.n_ctx else config
+        server = attrs.evolve(self.config, n_ctx=n_ctx) if n_ctx else self.config
+        config = attrs.evolve(server, **self.shelf.settings_of(model.file).values)
         return child_config(config, path, budget_bytes or self.budget_bytes)
 
     def _config_of(self, file: ModelFile) -> RuntimeConfig:
@@ -720,7 +752,7 @@ class LoadedModels(Models):
         self._stuck = [(process, n_bytes) for process, n_bytes in self._stuck if process.poll() is None]
         return self.budget_bytes - sum(n_bytes for _, n_bytes in self._stuck)
 
-    def _next_load(self, unused_bytes: int) -> tuple[ServedModel | None, float]:
+    async def _next_load(self, unused_bytes: int) -> tuple[ServedModel | None, float]:
         """The model to load now, with a shorter context where it fits by that beside others, and into what is free on
         the machine; or None, and when to look again. For the first that waits for memory others leave; those behind it
         are loaded where it does not wait any longer for that.
@@ -734,7 +766,7 @@ class LoadedModels(Models):
                 continue
             if needs_bytes > most_bytes:
                 there = f"beside a process of another, which does not end, there are {size(max(0, most_bytes))}"
-                self._refuse(model, self._too_large(model, there, most_bytes), is_crowded_out=True)
+                self._refuse(model, f"{name} takes about {size(needs_bytes)}, and {there}", is_crowded_out=True)
                 continue
             residents = [candidate.as_resident() for candidate in self._every if candidate.has_process]
             if ahead_bytes:
@@ -744,14 +776,17 @@ class LoadedModels(Models):
                 step = plan(name, needs_bytes, most_bytes, residents, trio.current_time())
                 left_bytes = most_bytes - sum(resident.size_bytes for resident in residents)
                 crowds = bool(step.leave or step.pinned or step.again_at) and not self._config_of(model.file).n_ctx
-                if step.loads or (crowds and model.shorten(min(left_bytes, unused_bytes))):
+                if crowds:
+                    model.n_ctx = model.shorter_n_ctx(min(left_bytes, unused_bytes))
+                if step.loads or model.n_ctx:
                     return model, math.inf
                 if step.pinned:
-                    left = most_bytes - sum(self._known[pinned_model].needs_bytes for pinned_model in step.pinned)
+                    stay = [self._known[pinned_model] for pinned_model in step.pinned]
+                    left = most_bytes - sum(staying.needs_bytes for staying in stay)
                     names = ", ".join(step.pinned)
-                    stay, which = ("stays", "it") if len(step.pinned) == 1 else ("stay", "one")
-                    there = f"beside {names}, which {stay}, there are {size(max(0, left))}; unpin {which}"
-                    self._refuse(model, self._too_large(model, there, left), is_crowded_out=True)
+                    they_stay, which = ("stays", "it") if len(stay) == 1 else ("stay", "one")
+                    there = f"beside {names}, which {they_stay}, there are {size(max(0, left))}; unpin {which}"
+                    self._refuse(model, await self._too_large(model, there, left, stay), is_crowded_out=True)
                     continue
                 if step.leave and model.objection:
                     self._refuse(model, f"{model.objection}; nothing leaves for it again")
@@ -907,6 +942,7 @@ class LoadedModels(Models):
         why: UmaError | None = None
         try:
             config = self._child_config(model)
+            config = attrs.evolve(config, n_ctx=model.n_ctx or config.n_ctx)
             load.note(0)
             with load.patience:
                 async with running(
