@@ -19,6 +19,7 @@ from http_server import HttpServer, ServeModels
 
 from forked import Forked
 from harness import clean_environ, run_to_end, uma_command, until
+from models import write_model
 from uma.cli.agents import AGENTS
 
 WRITES = """\
@@ -94,6 +95,24 @@ def test_of_several_models_the_one_that_is_named_is_loaded_and_used(serve_models
     assert "waiting for the server to load beta" in loading.stderr
     assert 'model="beta"' in told(loading)["arguments"]
     assert "model not found; did you mean alpha" in launch(programs, "codex", "--socket", socket, "-m", "alhpa").stderr
+
+
+def test_of_several_models_one_that_calls_tools_and_has_the_context_for_an_agent_is_taken_unasked(
+    tmp_path: Path, programs: Path, socket_dir: Path
+) -> None:
+    told_of_tools = "{% if tools %}{{ tools }}{% endif %}{{ messages }}"
+    write_model(tmp_path / "a-short.gguf", chat_template=told_of_tools, context_length=8_192)
+    write_model(tmp_path / "b-mute.gguf", chat_template="{{ messages }}", context_length=32_768)
+    write_model(tmp_path / "c-able.gguf", chat_template=told_of_tools, context_length=32_768)
+    done = launch(programs, "codex", "--socket", str(socket_dir / "no.sock"), UMA_MODELS=str(tmp_path))
+    assert 'model="c-able"' in told(done)["arguments"]
+    assert "warning" not in done.stderr
+
+
+def test_a_context_too_short_for_an_agent_is_warned_of_with_both_figures(programs: Path, socket_dir: Path) -> None:
+    done = launch(programs, "claude", "--socket", str(socket_dir / "no.sock"), "--model", "builtin")
+    assert "builtin has 2,048 tokens of context; an agent needs about 20,000" in done.stderr
+    assert done.returncode == 0
 
 
 def test_where_no_server_runs_one_is_started_and_ended_with_the_agent(

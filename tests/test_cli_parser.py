@@ -13,7 +13,7 @@ import pytest
 from harness import RunInProcess, RunInProcessText, ServerProcess, run_to_end, uma_command
 from uma.cli import main
 from uma.cli.options import SAMPLING_HELP, load_settings, sampling_of
-from uma.cli.parser import COMMANDS, EXAMPLES, GROUPS, CommandParser, build_parser
+from uma.cli.parser import COMMANDS, EXAMPLES, GROUPS, OTHERS, CommandParser, build_parser
 from uma.config import SERVER_ONLY, Setting, settings
 from uma.errors import ConfigError
 from uma.http.address import Address
@@ -32,6 +32,7 @@ def command(name: str) -> CommandParser:
 def test_help_is_a_command_too(uma_told: RunInProcessText) -> None:
     assert uma_told("help").stdout == uma_told("--help").stdout != ""
     assert uma_told("help", "run").stdout == uma_told("run", "--help").stdout != ""
+    assert uma_told("--help", "run").stdout == uma_told("-h", "run").stdout == uma_told("run", "--help").stdout
     assert "no such command: rnu; did you mean run?" in uma_told("help", "rnu").stderr
 
 
@@ -155,6 +156,9 @@ def test_help_fits_the_terminal(columns: str, monkeypatch: pytest.MonkeyPatch) -
         (["launch", "clade"], "no such agent: clade; did you mean claude?"),
         (["genrate", "hello"], "no such command: genrate; did you mean generate?"),
         (["zzz"], "no such command: zzz"),
+        *(([word], f"no such command: {word}; did you mean {own}?") for word, own in OTHERS.items()),
+        (["launch"], "AGENT: missing; name one of claude, codex, "),
+        (["service"], "ACTION: missing; name one of install, remove, status"),
         (["--modles"], "unknown option --modles"),
         (
             ["generate", "--idle-timeout-sec", "4"],

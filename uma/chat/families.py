@@ -166,7 +166,7 @@ def _harmony(template: str) -> Family:
         ends_answer=True,
         has_channels=True,
         special=_HARMONY_MARKS,
-        knows_tools=_shows_tools(template),
+        knows_tools=shows_tools(template),
     )
 
 
@@ -209,7 +209,7 @@ def by_hand(template: str) -> Family | str:
     found = next((family for mark, family in _BY_HAND if mark in template), None)
     if found is not None:
         return found
-    return "its chat template does not show how they are written" if _shows_tools(template) else GENERIC
+    return "its chat template does not show how they are written" if shows_tools(template) else GENERIC
 
 
 def thinking_of(template: str) -> Thinking | None:
@@ -217,6 +217,6 @@ def thinking_of(template: str) -> Thinking | None:
     return next((marks for marks in THINKING if all(text in template for text in marks.signs or (marks.close,))), None)
 
 
-def _shows_tools(template: str) -> bool:
+def shows_tools(template: str) -> bool:
     """Whether a template uses its variable `tools`, and not only the word."""
     return re.search(r"\{[%{][^%}]*\btools\b", template) is not None

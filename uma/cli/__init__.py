@@ -21,6 +21,7 @@ INTERRUPTED = 130
 PIPE_CLOSED = 141
 WRONG_INPUT = (BadRequest, ConfigError, ModelError, PromptTooLarge, TemplateError)
 """Errors of the command line, a setting, the model or the prompt."""
+HELP = ("help", "--help", "-h")
 MODULES = dict.fromkeys(("load", "unload", "pin", "unpin", "pause", "resume"), "steer")
 """Modules of commands that have none of their own name."""
 
@@ -78,7 +79,7 @@ def _dispatch(argv: Sequence[str] | None) -> int:
 
     parser = build_parser()
     words = [*(sys.argv[1:] if argv is None else argv)]
-    if words[:1] == ["help"]:  # `uma help run` is `uma run --help`
+    if words and words[0] in HELP:  # `uma help run` is `uma run --help`
         words = [*words[1:2], "--help"]
     options = parser.parse_args(words)
     if options.command is None:

@@ -52,6 +52,11 @@ would refuse its own first prompt of 18,000. Untold, it shortens a conversation 
 long.
 """
 
+LEAST_TOKENS = 20_000
+"""Context that an agent's first prompt and a first answer need: its instructions and tools alone are 8,000 to 18,000
+tokens.
+"""
+
 HERMES_POLICY = Path("/etc/hermes")
 """Folder of an administrator's settings for Hermes, in whose place those for one session would be read."""
 

@@ -23,15 +23,15 @@ from typing import Any
 
 from uma import posix
 from uma.cli import say
-from uma.cli.agents import AGENTS, Agent, AgentPlace
+from uma.cli.agents import AGENTS, LEAST_TOKENS, Agent, AgentPlace
 from uma.cli.config import as_toml
-from uma.cli.default_model import with_default
 from uma.cli.options import load_settings
 from uma.client.http import HttpClient, read_key
 from uma.config import Loaded
 from uma.errors import ConfigError, ConnectionLost, UmaError
 from uma.http.keys import add
 from uma.models.names import one_meant
+from uma.types import EMBEDDINGS, RERANKER
 
 STEP_SEC = 0.1
 """Between two looks at a server that starts."""
@@ -74,6 +74,12 @@ def _leave(number: int, _: Any) -> None:
 
 def _run(agent: Agent, program: str, arguments: list[str], place: AgentPlace) -> int:
     start = agent.start(place)
+    if place.context_tokens < LEAST_TOKENS:
+        say.warn(
+            f"{place.model} has {place.context_tokens:,} tokens of context; an agent needs about {LEAST_TOKENS:,}. Name "
+            "another by -m (`uma models` lists them), get one by `uma pull OWNER/NAME`, or give --n-ctx where the model "
+            "was trained for more"
+        )
     say.note(f"{agent.program} on {place.model} at {place.url}, {place.context_tokens:,} tokens of context")
     process = subprocess.Popen([program, *start.options, *arguments], env={**os.environ, **start.variables})
     try:
@@ -93,18 +99,29 @@ def _waited(process: subprocess.Popen[bytes]) -> int:
 
 
 def _place(url: str, key: str, asked: str, folder: Path) -> AgentPlace:
-    """The model that is asked for, or the first, of the server at `url`, once it is loaded. Raises `UmaError` where it
-    is no UMA server, or does not have that model.
+    """The model that is asked for, or the best for an agent, of the server at `url`, once it is loaded. Raises
+    `UmaError` where it is no UMA server, or does not have that model.
     """
     listed = HttpClient(url, key, ANSWER_SEC).read_json("GET", "/v1/models")
     try:
         models = {str(model["id"]): model for model in listed["data"]}
         names = {name: (name, *model.get("aliases", ())) for name, model in models.items()}
-        name = one_meant(asked, names) if asked else next(iter(models))
+        name = one_meant(asked, names) if asked else min(models, key=lambda name: _lacks(models[name]))
         tokens = models[name].get("max_model_len") or _loaded_tokens(url, key, name)
         return AgentPlace(url, name, int(tokens), key, folder)
-    except (ValueError, LookupError, TypeError, StopIteration) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise UmaError(f"{url}: no UMA server answers there: {error}") from None
+
+
+def _lacks(model: dict[str, Any]) -> tuple[bool, ...]:
+    """What one of several models lacks for an agent, the gravest first; alike ones are in the server's order."""
+    meta = model["meta"]
+    return (
+        meta.get("kind") in (EMBEDDINGS, RERANKER),
+        not meta.get("fits", True),
+        meta["n_ctx_train"] < LEAST_TOKENS,
+        not meta.get("has_tools"),
+    )
 
 
 def _loaded_tokens(url: str, key: str, name: str) -> int:
@@ -132,9 +149,8 @@ def _server(loaded: Loaded, folder: Path, *, is_own: bool) -> Iterator[tuple[str
         command += ["gateway", "--socket", loaded.config.socket]
     else:
         settings.write_text(as_toml(loaded))
-        model = with_default(loaded).config.model
-        say.note(f"no server listens on {loaded.config.socket}: starting one with {model}")
-        command += ["run", "--config", str(settings), "--model", model, "--socket", str(folder / "uma.sock")]
+        say.note(f"no server listens on {loaded.config.socket}: starting one")
+        command += ["run", "--config", str(settings), "--socket", str(folder / "uma.sock")]
     log = folder / "server.log"
     with log.open("wb") as file:
         # In a session of its own: Ctrl-C in the terminal is the agent's.

@@ -89,6 +89,18 @@ COMMON = frozenset(
 
 COLUMN = "the texts are this column of CSV, whose first line has the names"
 
+OTHERS = {
+    **dict.fromkeys(("serve", "server", "start"), "run"),
+    **dict.fromkeys(("ls", "list", "show", "search"), "models"),
+    **dict.fromkeys(("status", "info", "processes"), "ps"),
+    **dict.fromkeys(("download", "get", "install"), "pull"),
+    **dict.fromkeys(("remove", "delete"), "rm"),
+    **dict.fromkeys(("kill", "shutdown"), "stop"),
+    **dict.fromkeys(("complete", "ask", "prompt"), "generate"),
+    "version": "--version",
+}
+"""Commands of other tools, and the equivalent here."""
+
 LEAST_RARE = 3
 """Fewer rare settings than these are in `--help`, too."""
 
@@ -226,7 +238,8 @@ class CommandParser(argparse.ArgumentParser):
         if choices and value not in choices:
             # Commands are more than a line has; the next one names `uma --help`.
             others = "" if choices == [*self.siblings] else f"; there are {', '.join(choices)}"
-            near = nearest(str(value), choices) or others
+            own = OTHERS.get(value) if choices == [*self.siblings] else None
+            near = f"; did you mean {own}?" if own else nearest(str(value), choices) or others
             if action.option_strings:
                 raise argparse.ArgumentError(action, f"no such choice: {value}{near}")
             what = "agent" if action.dest == "agent" else "command"
@@ -244,6 +257,9 @@ class CommandParser(argparse.ArgumentParser):
             .removeprefix("argument ")
             .replace("expected one argument", "expected a value")
         )
+        for action in self._positionals._group_actions:
+            if action.choices and message == f"the following arguments are required: {action.metavar}":
+                message = f"{action.metavar}: missing; name one of {', '.join(map(str, action.choices))}"
         say.complain(message)
         usage = f" ({self.usage})" if self.usage else ""
         say.plain(f"Try `{self.prog} --help`{usage}.")

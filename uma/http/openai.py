@@ -118,6 +118,7 @@ def listed(gateway: Gateway, model: ListedModel) -> dict[str, Any]:
             "quantization": model.quantization,
             "kind": model.kind,
             "fits": model.fits,
+            "has_tools": model.has_tools,
         },
     }
 

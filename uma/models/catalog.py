@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 
-from uma.chat.families import thinking_of
+from uma.chat.families import shows_tools, thinking_of
 from uma.config import BUILTIN
 from uma.constraints import is_utf8
 from uma.errors import ModelError, UnknownModel
@@ -66,6 +66,8 @@ class ModelFile:
     """Whether its chat template knows of thinking; not where only the beginning of the header was read."""
     is_base: bool = False
     """Whether it has no chat template; not where only the beginning of the header was read."""
+    has_tools: bool = False
+    """Whether its chat template tells it of tools; not where only the beginning of the header was read."""
 
 
 def resolve(model: str, environ: Mapping[str, str], others: Iterable[str] = ()) -> ResolvedModel:
@@ -186,6 +188,7 @@ def described(name: str, path: Path, place: str = "", look: Projectors | None = 
         kind=kind,
         thinks=thinking_of(template) is not None,
         is_base=not template and kind not in (EMBEDDINGS, RERANKER),
+        has_tools=shows_tools(template),
         quantization=first.quantization,
         context_length=first.context_length,
         architecture=first.architecture,

@@ -250,6 +250,8 @@ class ListedModel:
     """Whether it thinks before it answers; before its first load, as its chat template says."""
     is_base: bool = False
     """Whether it has no chat template, and so goes on with a text rather than answering."""
+    has_tools: bool = False
+    """Whether its chat template tells it of tools."""
     also: tuple[str, ...] = ()
     """Other whole names of its file."""
     running: int = 0
