@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from harness import RunInProcess, RunInProcessText, ServerProcess, run_to_end, uma_command
+from harness import RunInProcess, RunInProcessText, ServerProcess, clean_environ, run_to_end, uma_command
 from uma.cli import main
 from uma.cli.options import SAMPLING_HELP, load_settings, sampling_of
 from uma.cli.parser import COMMANDS, EXAMPLES, GROUPS, OTHERS, CommandParser, build_parser
@@ -34,6 +35,15 @@ def test_help_is_a_command_too(uma_told: RunInProcessText) -> None:
     assert uma_told("help", "run").stdout == uma_told("run", "--help").stdout != ""
     assert uma_told("--help", "run").stdout == uma_told("-h", "run").stdout == uma_told("run", "--help").stdout
     assert "no such command: rnu; did you mean run?" in uma_told("help", "rnu").stderr
+
+
+def test_a_shell_that_asks_argcomplete_for_completions_gets_those_of_the_whole_grammar(tmp_path: Path) -> None:
+    asked = "import sys\n\ndef autocomplete(parser):\n    sys.exit(' '.join(parser.siblings))\n"
+    (tmp_path / "argcomplete.py").write_text(asked)
+    environ = clean_environ(_ARGCOMPLETE="1")
+    environ["PYTHONPATH"] = os.pathsep.join([str(tmp_path), environ["PYTHONPATH"]])
+    done = run_to_end("env", *uma_command("run"), environ=environ)
+    assert done.stderr.split() == [command.name for command in COMMANDS]
 
 
 def complaint(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

@@ -116,12 +116,14 @@ def test_a_model_comes_into_the_cache_as_others_see_it_and_is_loaded_by_its_name
     assert path.resolve() == folder / "blobs" / sha256(data).hexdigest()
     assert (folder / "refs" / "main").read_text() == COMMIT
     assert hub.sent == len(data)
+    assert not [path for path in hub.asked if "agent" in path], "huggingface_hub asks for names of agents, too"
     script = f"import huggingface_hub as h; print(h.try_to_load_from_cache({REPOSITORY!r}, {path.name!r}))"
     environ = {**os.environ, "HF_HOME": str(home)}
     asked = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environ, check=True)
     assert asked.stdout.strip() == str(path)
     again = uma("pull", f"{REPOSITORY}:q4_k_m")
     assert (again.returncode, again.stdout, hub.sent) == (0, done.stdout, len(data))
+    assert "are already here" in again.stderr and "already" not in done.stderr
     offline = uma("pull", f"{REPOSITORY}:Q4_K_M", HF_HUB_OFFLINE="1", HF_ENDPOINT="http://127.0.0.1:1")
     assert (offline.returncode, offline.stdout) == (0, done.stdout)
     answer = uma("generate", "--local", "-m", "tiny-8b", "--raw", "--max-tokens", "2", "a")
@@ -288,10 +290,10 @@ def test_what_can_never_fit_on_the_disk_is_not_begun(uma: Run, hub: Hub, home: P
         (f"{REPOSITORY}@v9", {}, 2, "has no revision v9"),
         (f"{REPOSITORY}:Q4_K_S", {}, 2, "has no Q4_K_S; did you mean Q4_K_M?"),
         ("someone/none", {}, 2, "has no GGUF file of a model"),
-        ("qwen3-8b", {}, 2, "qwen3-8b: is no repository of the hub; name it as OWNER/NAME"),
+        ("qwen3-8b", {}, 2, "qwen3-8b: is no repository of the hub; name it as OWNER/NAME, such as "),
         ("https://example.com/a/b.gguf", {}, 2, "is no repository of the hub"),
         (REPOSITORY, {"HF_ENDPOINT": "http://127.0.0.1:1"}, 1, "http://127.0.0.1:1: cannot be reached"),
-        (REPOSITORY, {"HF_HUB_OFFLINE": "1"}, 1, "HF_HUB_OFFLINE is set; unset it to pull"),
+        (REPOSITORY, {"HF_HUB_OFFLINE": "1"}, 1, "and no such file. Offline: HF_HUB_OFFLINE is set; unset it to pull"),
     ],
 )
 def test_each_reason_is_one_sentence_with_what_to_do(

@@ -116,7 +116,7 @@ OF_OTHERS: tuple[str, ...] = (
     "Could not find the compiler",
     "externally-managed-environment",
 )
-OF_OTHERS += ("requires a different Python", "Connection refused", "Address already in use")
+OF_OTHERS += ("requires a different Python", "No matching distribution", "Connection refused", "Address already in use")
 """Messages of the shell, of pip, of curl and of the system."""
 
 

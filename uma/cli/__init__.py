@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -78,6 +79,10 @@ def _dispatch(argv: Sequence[str] | None) -> int:
     from uma.cli.parser import build_parser  # noqa: PLC0415  (inside main's error handling)
 
     parser = build_parser()
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks, set up as docs/commands.md says
+        import argcomplete  # noqa: PLC0415  (no dependency: who has set it up has it)
+
+        argcomplete.autocomplete(parser)
     words = [*(sys.argv[1:] if argv is None else argv)]
     if words and words[0] in HELP:  # `uma help run` is `uma run --help`
         words = [*words[1:2], "--help"]

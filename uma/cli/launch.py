@@ -76,9 +76,9 @@ def _run(agent: Agent, program: str, arguments: list[str], place: AgentPlace) ->
     start = agent.start(place)
     if place.context_tokens < LEAST_TOKENS:
         say.warn(
-            f"{place.model} has {place.context_tokens:,} tokens of context; an agent needs about {LEAST_TOKENS:,}. Name "
-            "another by -m (`uma models` lists them), get one by `uma pull OWNER/NAME`, or give --n-ctx where the model "
-            "was trained for more"
+            f"{place.model} has {place.context_tokens:,} tokens of context; an agent needs about {LEAST_TOKENS:,}. "
+            "Name another by -m (`uma models` lists them), get one by `uma pull OWNER/NAME`, or give --n-ctx where the "
+            "model was trained for more"
         )
     say.note(f"{agent.program} on {place.model} at {place.url}, {place.context_tokens:,} tokens of context")
     process = subprocess.Popen([program, *start.options, *arguments], env={**os.environ, **start.variables})

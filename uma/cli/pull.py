@@ -55,8 +55,10 @@ def main(options: argparse.Namespace) -> int:
         does = "" if smaller is None else f"; {smaller.quantization or smaller.name} does"
         say.warn(f"{offer.name} has {size}, and {figures.size(memory)} of memory are free here: it may not fit{does}")
     on_progress = _progress(offer.name.rpartition("/")[2], offer.size_bytes)
-    path = Pull(listing, offer, cache, endpoint, on_progress).run()
-    say.note(f"{size} are here: uma chat {catalog.short_name(path, os.environ)}")
+    pull = Pull(listing, offer, cache, endpoint, on_progress)
+    here = "are already here" if pull.is_done else "are here"
+    path = pull.run()
+    say.note(f"{size} {here}: uma chat {catalog.short_name(path, os.environ)}")
     print(sanitize_line(str(path)))
     return 0
 
@@ -66,7 +68,8 @@ def _offline(name: str) -> int:
     try:
         print(sanitize_line(str(catalog.named(name, os.environ).path)))
     except ModelError as error:
-        raise UmaError(f"{error.message}. Offline: HF_HUB_OFFLINE is set; unset it to pull") from None
+        why = error.message.partition("; `uma models`")[0]
+        raise UmaError(f"{why}. Offline: HF_HUB_OFFLINE is set; unset it to pull") from None
     return 0
 
 

@@ -57,8 +57,8 @@ def memory_line(plan: MemoryPlan) -> str:
 
 
 def http_lines(config: RuntimeConfig, url: str) -> list[str]:
-    """Where HTTP listens, and that no keys are asked for where `--http-insecure` allows it."""
-    lines = [f"http    {url}"]
+    """Where the page and programs find HTTP, and that no keys are asked for where `--http-insecure` allows it."""
+    lines = [f"http    {url} (the page)", f"        {url}/v1 (for OpenAI's clients)"]
     if config.http_insecure and not config.http_keys:
         lines += ["        any program that reaches this address is a client: no keys are asked for (--http-insecure)"]
     return lines

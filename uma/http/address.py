@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import socket
+from contextlib import suppress
+from pathlib import Path
 
 import attrs
 
 from uma.config import RuntimeConfig
 from uma.errors import ConfigError
 from uma.net.client import is_loopback
+from uma.net.tcp_peer import ends_at, pids_of
 
 BACKLOG = 512
 """Connections the system holds until they are accepted."""
+MAX_COMMAND = 60
+"""Maximum characters of another program's command line in an error."""
 
 
 @attrs.frozen
@@ -41,6 +47,7 @@ class Address:
             sock = socket.create_server(where[:2], family=family, backlog=BACKLOG)
         except OSError as error:
             why, *_ = str(error.strerror or error).split(" (while")  # behind it Python tells the address again
+            why += _holder(str(where[0]), self.port) if error.errno == errno.EADDRINUSE else ""
             raise ConfigError.at(
                 "http", f"cannot listen on {self}: {why}; name another address or port (--http ADDRESS:PORT)"
             ) from error
@@ -49,6 +56,16 @@ class Address:
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def _holder(host: str, port: int) -> str:
+    """`, by process 12 (uma run --http)`, where Linux tells this user of it; else empty."""
+    ends = [end for end in ends_at(((own, port), ("0.0.0.0", 0)) for own in (host, "0.0.0.0")) if end]
+    for pid in pids_of(ends).values():
+        with suppress(OSError):
+            words = Path(f"/proc/{pid}/cmdline").read_text(errors="replace").replace("\0", " ").strip()
+            return f", by process {pid} ({words[:MAX_COMMAND]})"
+    return ""
 
 
 def check(config: RuntimeConfig) -> Address:

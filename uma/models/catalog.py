@@ -112,7 +112,7 @@ def named(model: str, environ: Mapping[str, str], others: Iterable[str] = ()) ->
         raise UnknownModel(f"{model}: {several_words(sorted(shown[match] for match in matching))}")
     near = nearest_model(model, (*shown.values(), *(model_found.name for model_found in found), BUILTIN, *others))
     problem = folder_problem(environ)
-    hint = f"; {problem}" if problem else near or "; `uma models` tells what is here, `uma pull` gets others"
+    hint = f"; {problem}" if problem else near or "; `uma models` tells what is here, `uma pull OWNER/NAME` gets others"
     raise UnknownModel(f"{model}: {NONE_HERE}, and no such file{hint}")
 
 

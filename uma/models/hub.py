@@ -156,7 +156,8 @@ def parse(text: str, environ: Mapping[str, str]) -> Reference:
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", found.repository) or not is_inside(found.revision):
         hub = endpoint or ours[0]
         raise ModelError(
-            f"{text}: is no repository of the hub; name it as OWNER/NAME, OWNER/NAME:Q4_K_M, or by a URL of {hub}"
+            f"{text}: is no repository of the hub; name it as OWNER/NAME, such as Qwen/Qwen3-1.7B-GGUF, as "
+            f"OWNER/NAME:Q4_K_M, or by a URL of {hub}"
         )
     return found
 
@@ -181,16 +182,15 @@ def is_offline(environ: Mapping[str, str]) -> bool:
 def listing(reference: Reference, endpoint: str | None) -> Listing:
     """What the repository has. Raises `ModelError` where there is none, `UmaError` where the hub does not tell."""
     from huggingface_hub import constants  # noqa: PLC0415
-    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status  # noqa: PLC0415
+    from huggingface_hub.utils import get_session, hf_raise_for_status  # noqa: PLC0415
     from huggingface_hub.utils import validate_repo_id as check_name  # noqa: PLC0415
 
     # Read here and not by `HfApi`, which takes no answer of a mirror that lacks a field, needed or not.
     with explained(reference, endpoint):
         check_name(reference.repository)
         url = f"{endpoint or constants.ENDPOINT}/api/models/{reference.repository}/revision"
-        headers = build_hf_headers(library_name="uma")
         url = f"{url}/{quote(reference.revision, safe='')}?blobs=true"
-        response = get_session().get(url, headers=headers, timeout=LIST_SEC)
+        response = get_session().get(url, headers=headers(), timeout=LIST_SEC)
         hf_raise_for_status(response)
     try:
         info = response.json()
@@ -201,6 +201,17 @@ def listing(reference: Reference, endpoint: str | None) -> Listing:
     if not all(re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", key) for key in keys):
         raise UmaError(f"{reference.repository}: the hub's answer has no checksums; look at HF_ENDPOINT")
     return Listing(reference, commit, tuple(_offers(files)), tuple(filter(_is_projector, files)))
+
+
+def headers() -> dict[str, str]:
+    """Headers of a request to the hub. With its telemetry `huggingface_hub` would also ask the hub how to recognise
+    coding agents, and tell it by which one, and with which torch, this program was called.
+    """
+    from huggingface_hub import constants  # noqa: PLC0415
+    from huggingface_hub.utils import build_hf_headers  # noqa: PLC0415
+
+    constants.HF_HUB_DISABLE_TELEMETRY = True
+    return dict(build_hf_headers(library_name="uma"))
 
 
 def _file_of(entry: Mapping[str, Any]) -> RemoteFile:

@@ -22,6 +22,7 @@ import attrs
 
 from uma.errors import UmaError
 from uma.models.hub import MAIN, Listing, Offer, RemoteFile, explained, transport_error
+from uma.models.hub import headers as hub_headers
 
 RETRY_SEC = (0.0, 1.0, 2.0, 4.0)
 """Waits before further tries that follow each other without a byte between them; behind the last it is given up."""
@@ -59,6 +60,11 @@ class Pull:
             if error.errno in FULL:
                 raise self._full(f"{os.strerror(error.errno or 0).lower()}; what was loaded is kept") from None
             raise
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all files are here."""
+        return all(self._blob(file).is_file() for file in self.offer.files)
 
     @property
     def _folder(self) -> Path:
@@ -154,12 +160,12 @@ class Pull:
     @contextmanager
     def _stream(self, file: RemoteFile, start: int) -> Iterator[Any]:
         from huggingface_hub import constants, hf_hub_url  # noqa: PLC0415
-        from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status  # noqa: PLC0415
+        from huggingface_hub.utils import get_session, hf_raise_for_status  # noqa: PLC0415
 
         reference = self.listing.reference
         url = hf_hub_url(reference.repository, file.path, revision=self.listing.commit, endpoint=self.endpoint)
         # Compressed bytes could not be counted.
-        headers = {**build_hf_headers(library_name="uma"), "Accept-Encoding": "identity", "Range": f"bytes={start}-"}
+        headers = {**hub_headers(), "Accept-Encoding": "identity", "Range": f"bytes={start}-"}
         timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
         with get_session().stream("GET", url, headers=headers, timeout=timeout, follow_redirects=True) as response:
             hf_raise_for_status(response)
