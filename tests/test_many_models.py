@@ -190,6 +190,25 @@ def test_a_model_whose_file_is_gone_is_unknown_and_in_no_list_and_the_next_one_i
         (tmp_path / "beta.gguf").unlink()  # no request tells of it
         server.process.log.wait_for("model.default_changed model=builtin before=beta")
         assert [each["id"] for each in server.ask("GET", "/v1/models").json["data"]] == ["builtin"]
+        write_model(tmp_path / "alpha.gguf", chat_template=CHATML)
+        server.process.log.wait_for("model.default_changed model=alpha before=builtin")
+        assert (complete(server, None).json["model"], complete(server, "quick").status) == ("alpha", 200)
+
+
+def test_a_file_that_comes_is_in_every_list_without_a_request_for_it(tmp_path: Path) -> None:
+    def of_openai(server: HttpServer) -> set[str]:
+        return {listed["id"] for listed in server.ask("GET", "/v1/models").json["data"]}
+
+    def of_ollama(server: HttpServer) -> set[str]:
+        return {listed["name"] for listed in server.ask("GET", "/api/tags").json["models"]}
+
+    (tmp_path / "below").mkdir()
+    variables = {"UMA_MODELS": str(tmp_path), "HF_HOME": str(tmp_path), "HOME": str(tmp_path)}
+    with short_directory() as place, running_http(place, "--models", "all", **variables) as server:
+        write_model(tmp_path / "alpha.gguf")
+        until(lambda: of_openai(server), {"alpha", "builtin"}.__eq__)
+        write_model(tmp_path / "below" / "beta.gguf")
+        until(lambda: of_ollama(server), lambda names: any("beta" in name for name in names))
 
 
 def test_the_time_that_ollama_s_answers_call_the_load_s_is_in_their_whole_time(serve_models: ServeModels) -> None:

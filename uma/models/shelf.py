@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import attrs
 
@@ -12,6 +13,7 @@ from uma.errors import ModelError, ModelUnusable
 from uma.models import catalog
 from uma.models.catalog import ModelFile
 from uma.models.names import meant, one_meant
+from uma.models.places import Found, find
 from uma.net.file_watch import FileState, state_of
 from uma.types import EMBEDDINGS, RERANKER
 
@@ -35,11 +37,16 @@ class Shelf:
     _states: dict[str, FileState | None] = attrs.field(factory=dict, init=False)
     """States of all files when they were read, by their models' names."""
     _settings: dict[str, ModelSettings] = attrs.field(factory=dict, init=False)
+    _found: Sequence[Found] = attrs.field(default=(), init=False)
+    """What all places had."""
+    _was_there: dict[Path, bool] = attrs.field(factory=dict, init=False)
+    """Whether each file that was served was there: one that has gone can come back, outside of all places too."""
 
     def read(self) -> None:
         """Look for what is here now. Raises `ModelError` where one that was chosen, or has settings, is not, or cannot
         be loaded; at a later look it is left out, and so are its settings, unless no other one is there.
         """
+        places = find(self.environ)  # before they are read: what comes meanwhile is seen at the next look
         found = catalog.available(self.environ)
         self._broken = {file.name: file for file in found if file.problem is not None}
         self._states = {file.name: state_of(file.path) for file in found}
@@ -61,6 +68,8 @@ class Shelf:
         _check_aliases(settings)
         self._files, self._settings = {file.name: file for file in sound}, settings
         self._states |= {file.name: state_of(file.path) for file in sound}
+        served = dict.fromkeys((*self._was_there, *(file.path for file in sound)))
+        self._found, self._was_there = places, {path: state_of(path) is not None for path in served}
 
     def _rank(self, file: ModelFile) -> tuple[bool, ...]:
         """The place of a model where nobody has chosen an order."""
@@ -112,9 +121,10 @@ class Shelf:
         """Whether a file that could not be loaded has changed since: it can have been incomplete. Any thread."""
         return any(state_of(file.path) != self._states[name] for name, file in self._broken.items())
 
-    def has_lost(self) -> bool:
-        """Whether the file of a model that could be loaded has gone since. Any thread."""
-        return any(self._states.get(name) and state_of(file.path) is None for name, file in self._files.items())
+    def has_changed(self) -> bool:
+        """Whether files have come, or come back, or gone since, or a broken one is another. Any thread."""
+        is_there = {path: state_of(path) is not None for path in self._was_there}
+        return is_there != self._was_there or self.is_outdated() or find(self.environ) != self._found
 
     def named(self, asked: str) -> ModelFile:
         """The one that `asked` means. Raises `UnknownModel` for none, or several, and `ModelUnusable` for a broken
