@@ -11,8 +11,8 @@ import errno
 import os
 import shlex
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -219,23 +219,25 @@ async def _found(
 
 
 @asynccontextmanager
-async def asking(path: str, *, waits: bool = True) -> AsyncIterator[Client]:
-    """A session with the server on a socket for what no model is needed for. `waits`: see `connect`. Where no server
-    listens there, the error tells of those elsewhere, or how to start one.
-    """
+async def asking(path: str) -> AsyncIterator[Client]:
+    """A session with the server on a socket for what no model is needed for; see `advising`."""
     async with AsyncExitStack() as stack:
-        try:
-            if waits:
-                client = await connected(stack, path, note, loads=False)
-            else:
-                client = await stack.enter_async_context(connect(path, loads=False, waits=False))
-        except ConnectionLost as error:
-            if not _is_none_there(error):
-                raise
-            has_others = any(str(other) != path for other in listening_sockets())
-            advice = "`uma ps` lists those that run" if has_others else "start one with `uma run`"
-            raise ConnectionLost(f"{path}: no server listens there; {advice}") from error
+        with advising(path):
+            client = await connected(stack, path, note, loads=False)
         yield client
+
+
+@contextmanager
+def advising(path: str) -> Iterator[None]:
+    """Where no server listens on the socket, the block's error tells of those elsewhere, or how to start one."""
+    try:
+        yield
+    except ConnectionLost as error:
+        if not _is_none_there(error):
+            raise
+        has_others = any(str(other) != path for other in listening_sockets())
+        advice = "`uma ps` lists those that run" if has_others else "start one with `uma run`"
+        raise ConnectionLost(f"{path}: no server listens there; {advice}") from error
 
 
 def _is_none_there(error: ConnectionLost) -> bool:

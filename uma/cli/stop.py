@@ -10,33 +10,36 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 
 import attrs
 import trio
 
 from uma import posix
-from uma.cli import say, words
+from uma.cli import say
 from uma.cli.listening import is_server
 from uma.cli.options import load_settings
-from uma.cli.source import asking
+from uma.cli.source import advising
 from uma.cli.table import print_wrapped
 from uma.cli.trio_run import Interrupts, run
 from uma.client import Client, dialled
-from uma.errors import Loading, ShuttingDown, UmaError
+from uma.errors import ShuttingDown, TooManySessions, UmaError
 
+STOPS = "was stopping"
 AGAIN_SEC = 0.5
-"""Time between the signals of `--now`: one lets requests finish, a further one ends the server at once."""
+"""Time between the signals of `--now`: one lets requests finish, a further one ends the server at once. Without it, the
+time after which the command says what it waits for."""
 SILENT_SEC = 2.0
 """Wait of `--now` for an answer, after which the process that listens is ended without one."""
 KILL_SEC = 2.5
 """Time of `--now` from the first signal to SIGKILL. A server ends within a second of the second signal."""
-TELL_SEC = 10.0
-"""Wait after which the command says what can be done."""
+ANSWER_SEC = 10.0
+"""Wait for an answer without `--now`."""
 LOOK_SEC = 0.05
 """Interval of looking whether a process is gone, where processes have no handles (macOS)."""
 
@@ -104,30 +107,17 @@ def main(options: argparse.Namespace) -> int:
 
 
 async def _stop(path: str, is_now: bool, _: Interrupts) -> int:
-    try:
-        with trio.move_on_after(SILENT_SEC if is_now else math.inf) as patience:
-            return await _stop_ready(path, patience, is_now=is_now)
-    except (Loading, ShuttingDown):
-        return await _stop_early_or_late(path, is_now=is_now)
-    return await _stop_silent(path)
-
-
-async def _stop_silent(path: str) -> int:
-    """Stop a process that listens and does not answer: it hangs, or has `--protocol newline`. Raises `StopError` where
-    it has taken no session for so long that no more can wait, or is no UMA server.
-    """
-    with trio.move_on_after(SILENT_SEC) as patience:
+    with trio.move_on_after(SILENT_SEC) as patience, advising(path):
         async with dialled(path) as client:
             patience.deadline = math.inf
             pid = _pid(path, client)
             with Process.held(pid) as process:
-                if not is_server(pid):
-                    raise StopError(
-                        f"{path}: process {pid}, which listens there, is no UMA server; `kill {pid}` ends it"
-                    )
-                process.signal(signal.SIGTERM)
-                await _wait(process, is_now=True)
-        print_wrapped(f"stopped process {pid}, which did not answer on {path}")
+                # An answer from here on proves that the handle is the server's: it had not ended when it was opened.
+                found = await _found(path, client, is_now=is_now)
+                if found != STOPS:  # a further signal would end what runs
+                    process.signal(signal.SIGTERM)
+                await _wait(process, is_now=is_now)
+        print_wrapped(f"stopped process {pid}, which {found} on {path}")
         return 0
     raise StopError(
         f"{path}: timeout: too many sessions wait already, so the process that listens is not known; `ss -xlp` shows "
@@ -135,18 +125,25 @@ async def _stop_silent(path: str) -> int:
     )
 
 
-async def _stop_early_or_late(path: str, *, is_now: bool) -> int:
-    """Stop a server that loads its model. One that stops already gets no signal, which would end what runs."""
-    async with dialled(path) as client:
-        pid = _pid(path, client)
-        with Process.held(pid) as process:
-            what = "was stopping"
-            with suppress(ShuttingDown):
-                what = "was loading its model" if (await client.health(probe=False)).status == "loading" else "served"
-                process.signal(signal.SIGTERM)
-            await _wait(process, is_now=is_now)
-    print_wrapped(f"stopped process {pid}, which {what} on {path}")
-    return 0
+async def _found(path: str, client: Client, *, is_now: bool) -> str:
+    """What the server does, in words. Raises `StopError` where it does not answer, unless `is_now` and the process was
+    started as a server: it hangs, or has `--protocol newline`.
+    """
+    with trio.move_on_after(SILENT_SEC if is_now else ANSWER_SEC):
+        try:
+            return "was loading its model" if (await client.health(probe=False)).status == "loading" else "served"
+        except TooManySessions:
+            return "served"
+        except ShuttingDown:
+            return STOPS
+    if not is_now:
+        raise StopError(
+            f"{path}: timeout: no answer within {ANSWER_SEC:g} s; what listens there hangs, or has `--protocol "
+            f"newline`: `uma stop --now --socket {shlex.quote(path)}` ends it"
+        )
+    if not is_server(pid := _pid(path, client)):
+        raise StopError(f"{path}: process {pid}, which listens there, is no UMA server; `kill {pid}` ends it")
+    return "did not answer"
 
 
 def _pid(path: str, client: Client) -> int:
@@ -156,22 +153,6 @@ def _pid(path: str, client: Client) -> int:
     if client.server_pid == os.getpid():
         raise StopError(f"{path}: this very process listens there")
     return client.server_pid
-
-
-async def _stop_ready(path: str, patience: trio.CancelScope, *, is_now: bool) -> int:
-    async with asking(path, waits=False) as client:
-        pid, model = _pid(path, client), words.names(client.info.models) or client.info.model.name
-        with Process.held(pid) as process:
-            # An answer from here on proves that the handle is the server's: it had not ended when it was opened.
-            sessions = (await client.metrics())["active_sessions"] - 1
-            patience.deadline = math.inf
-            process.signal(signal.SIGTERM)
-            others = f"{sessions} other session{'s' * (sessions != 1)}" if sessions else ""
-            if others:
-                say.note(f"process {pid} ends; its {others} can finish what runs (drain_timeout_sec)")
-            await _wait(process, is_now=is_now)
-    print_wrapped(f"stopped process {pid}, which served {model} on {path}")
-    return 0
 
 
 async def _wait(process: Process, *, is_now: bool) -> None:
@@ -191,5 +172,5 @@ async def _insist(process: Process) -> None:
 
 
 async def _explain(process: Process) -> None:
-    await trio.sleep(TELL_SEC)
-    say.note(f"process {process.pid} still lets requests finish; `uma stop --now` does not wait for them")
+    await trio.sleep(AGAIN_SEC)
+    say.note(f"process {process.pid} lets running requests finish; `uma stop --now` does not wait for them")
