@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 import trio
@@ -195,7 +196,7 @@ def test_a_model_whose_file_is_gone_is_unknown_and_in_no_list_and_the_next_one_i
         assert (complete(server, None).json["model"], complete(server, "quick").status) == ("alpha", 200)
 
 
-def test_a_file_that_comes_is_in_every_list_without_a_request_for_it(tmp_path: Path) -> None:
+def test_a_file_that_comes_is_in_every_list_and_its_header_names_it_as_these_do(tmp_path: Path) -> None:
     def of_openai(server: HttpServer) -> set[str]:
         return {listed["id"] for listed in server.ask("GET", "/v1/models").json["data"]}
 
@@ -207,8 +208,11 @@ def test_a_file_that_comes_is_in_every_list_without_a_request_for_it(tmp_path: P
     with short_directory() as place, running_http(place, "--models", "all", **variables) as server:
         write_model(tmp_path / "alpha.gguf")
         until(lambda: of_openai(server), {"alpha", "builtin"}.__eq__)
-        write_model(tmp_path / "below" / "beta.gguf")
-        until(lambda: of_ollama(server), lambda names: any("beta" in name for name in names))
+        write_model(tmp_path / "below" / "bêta 100%.gguf")
+        until(lambda: of_ollama(server), lambda names: any("bêta" in name for name in names))
+        answered_by = unquote(complete(server, "bêta").headers["x-uma-model"])
+        assert answered_by in of_openai(server)
+        assert "x-uma-model" not in complete(server, answered_by).headers
 
 
 def test_the_time_that_ollama_s_answers_call_the_load_s_is_in_their_whole_time(serve_models: ServeModels) -> None:

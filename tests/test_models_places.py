@@ -304,6 +304,14 @@ def test_a_model_of_ollama_s_has_the_projector_that_its_manifest_names(tmp_path:
     assert beside(found["llama:7b"].path) is None
 
 
+def test_a_model_that_is_called_like_a_projector_is_none(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "seeing.gguf")
+    write_model(tmp_path / "mmproj-seeing.gguf")
+    assert beside(model) is None
+    projector = write_projector(tmp_path / "mmproj-seeing-f16.gguf")
+    assert beside(model) == projector
+
+
 def test_each_model_of_a_folder_has_the_projector_that_fits_it(tmp_path: Path) -> None:
     for name in ("llava-7b", "llava-13b", "text"):
         write_model(tmp_path / f"{name}-Q4_K_M.gguf")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import unquote
 
 import attrs
 import trio
@@ -83,7 +84,7 @@ class InMemory(RowAsk):
             headers.get(b"x-request-id", b"").decode(),
             None if wait is None else int(wait),
             tuple(filter(None, headers.get(b"x-uma-ignored", b"").decode().split(", "))),
-            headers.get(b"x-uma-model", b"").decode(),
+            unquote(headers.get(b"x-uma-model", b"").decode()),
         )
 
     async def progress(self) -> Mapping[str, Progress]:

@@ -17,10 +17,9 @@ from uma.http.embedding import Computes
 from uma.http.exchange import Exchange
 from uma.http.gateway import Gateway
 from uma.http.generation import HEARTBEAT_SEC, MAX_AT_ONCE, NO_BUFFERING
-from uma.http.ignored import header_value
 from uma.http.keep_alive import keep_sec
 from uma.http.local_user import is_manager
-from uma.http.models import FOREIGN, MODEL_HEADER, ModelNames
+from uma.http.models import FOREIGN, ModelNames, answered_by
 from uma.http.problem import Forbidden, NotFound
 from uma.models.names import with_each, without_adapter
 from uma.net.client import QUEUED
@@ -122,7 +121,7 @@ async def meant_model(gateway: Gateway, models: Models, http: Exchange, asked: s
         name = await known_model(models, http, None)
     shown = models.listed()[0].name if name is None else models.find(name).name
     if asked is not None and without_adapter(asked, models.find(shown).adapters) != shown:
-        http.extra_headers.append((MODEL_HEADER, header_value(shown)))
+        http.extra_headers.append(answered_by(shown))
     return name
 
 

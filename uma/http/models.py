@@ -5,21 +5,22 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime
 from pathlib import Path
+from urllib.parse import quote
 
 import attrs
 
 from uma.config import RuntimeConfig
 from uma.errors import UnknownModel
 from uma.http.exchange import Exchange
-from uma.http.ignored import header_value
 from uma.models.names import meant, without_adapter
 from uma.types import Source
 
 FOREIGN = ("claude-", "gpt-", "jev-")
 """What the names of Anthropic's, OpenAI's and TypeSafe's models begin with. Programs ask for these that know no
 others."""
-MODEL_HEADER = b"x-uma-model"
+MODEL_HEADER = "x-uma-model"
 """The header of an answer that another model gave than was asked for."""
+_AS_IT_IS = "".join(map(chr, range(ord("!"), ord("~") + 1))).replace("%", "")
 
 SERVER_NAMES = "--alias gives it more names, --alias '*' any"
 
@@ -68,13 +69,20 @@ class ModelNames:
             return asked or self.name
         if self.takes_any or self.knows(asked) or (http is not None and asked.startswith(FOREIGN)):
             if http is not None:
-                http.extra_headers.append((MODEL_HEADER, header_value(self.name)))
+                http.extra_headers.append(answered_by(self.name))
             return asked
         raise UnknownModel(f"model: {asked[:200]!r} is not loaded here; {self.name!r} is ({self.more_names})")
 
     def knows(self, asked: str) -> bool:
         """Whether `asked` is one of the names, as `--model` takes them: in capitals or not, or the beginning of one."""
         return bool(meant(without_adapter(asked, self.adapters), {self.name: (self.name, *self.aliases)}))
+
+
+def answered_by(name: str) -> tuple[bytes, bytes]:
+    """The header that names the model of an answer as lists do: percent-encoded where it has more than visible ASCII,
+    so that a client can have it back whole.
+    """
+    return MODEL_HEADER.encode(), quote(name, safe=_AS_IT_IS).encode()
 
 
 def iso_time(at: datetime) -> str:

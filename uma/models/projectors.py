@@ -21,6 +21,8 @@ _EACH_HAS = re.compile(
     r"(i|t)?q\d+|i1|k|x*[sml]|nl|int\d+|b?fp?\d+|(mx|nv)fp\d+|moe|"  # quantizations
 )
 """Words of names that tell no model from another."""
+_ARCHITECTURE = "clip"
+"""What the header of every projector has as its architecture."""
 _WIDTH_UNTOLD = ("mlp", "ldp", "ldpv2")
 """Kinds of projectors whose `projection_dim` is the picture's side, not the model's."""
 
@@ -113,9 +115,13 @@ def _folders(model: Path) -> list[Path]:
 
 
 def _fits(seen: Glance | None, width: Any) -> bool:
-    """Whether a projector's header does not say that it is for a model of another width."""
-    if seen is None or width is None:
+    """Whether a file's header does not say that it is no projector, or one for a model of another width."""
+    if seen is None:
         return True  # loading it says what is wrong
+    if seen.metadata.get("general.architecture") not in (None, _ARCHITECTURE):
+        return False
+    if width is None:
+        return True
     for sense in ("vision", "audio"):
         reported = seen.metadata.get(f"clip.{sense}.projection_dim")
         # One that has both senses says of each what kind it is.
