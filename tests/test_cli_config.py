@@ -68,38 +68,6 @@ def test_a_toml_of_any_configuration_gives_the_same_configuration(
     assert int(table["socket_mode"], 8) == mode
 
 
-@pytest.mark.parametrize(
-    ("metadata", "arguments", "temperature", "top_p"),
-    [
-        (
-            {},
-            [],
-            ("unset", "default; chat, generate and LLM: 0.7 (default)"),
-            ("unset", "default; chat, generate and LLM: 0.95 (default)"),
-        ),
-        (
-            {"general.sampling.temp": 0.6},
-            ["--top-p", "0.5"],
-            ("unset", "default; chat, generate and LLM: 0.6 (the model's own)"),
-            ("0.5", "--top-p"),
-        ),
-    ],
-)
-def test_how_tokens_are_drawn_where_nothing_says_so_is_told(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    metadata: dict[str, float],
-    arguments: list[str],
-    temperature: tuple[str, str],
-    top_p: tuple[str, str],
-) -> None:
-    model = write_model(tmp_path / "model.gguf", metadata=metadata)
-    assert main(["config", "--model", str(model), *arguments]) == 0
-    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
-    for name, (value, origin) in (("temperature", temperature), ("top_p", top_p)):
-        assert (lines[name].split()[1], lines[name].endswith(origin)) == (value, True)
-
-
 def test_the_model_that_is_taken_where_none_is_named_is_told(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

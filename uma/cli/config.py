@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from uma.cli.default_model import Taken, default_model
+from uma.cli.default_model import default_model
 from uma.cli.options import load_settings
 from uma.cli.sanitize import json_text, toml_text
 from uma.cli.table import print_table, print_wrapped, width_of
-from uma.config import ALL_MODELS, BUILTIN, Loaded, ModelSettings, Setting, settings
+from uma.config import ALL_MODELS, Loaded, ModelSettings, Setting, settings
 from uma.errors import ModelError
-from uma.types import CHAT_SAMPLING, SAMPLER_FIELDS
 
 WIDE = 120
 """Columns of a terminal from which on settings are a table: paths and origins are long."""
@@ -30,11 +28,10 @@ def main(options: argparse.Namespace) -> int:
         print(as_toml(loaded), end="")
         return 0
     taken = _taken(loaded)
-    drawn, name = _drawn(loaded, taken.setting), taken.name
     if options.json:
-        print(as_json(loaded, drawn, name))
+        print(as_json(loaded, taken))
     else:
-        rows = [_row(setting, loaded, drawn, name) for setting in settings().values()]
+        rows = [_row(setting, loaded, taken) for setting in settings().values()]
         rows += [(name, model.show(value), model.unit, OF_FILE) for name, model, value in _of_models(loaded)]
         _show(rows)
     return 0
@@ -48,41 +45,18 @@ def _show(rows: Sequence[tuple[str, str, str, str]]) -> None:
         print_wrapped(f"{name} = {' '.join(filter(None, (value, unit)))}  ({origin})")
 
 
-def _taken(loaded: Loaded) -> Taken:
-    """The model that is used."""
+def _taken(loaded: Loaded) -> str:
+    """The name of the model that is used."""
     if loaded.origins["model"] == "default":
         with suppress(ModelError):  # of those that the file serves one is not here: they are told as they stand
-            return default_model(loaded)
-    return Taken(loaded.config.model, loaded.config.model)
+            return default_model(loaded).name
+    return loaded.config.model
 
 
-def _drawn(loaded: Loaded, model: str) -> dict[str, tuple[float, str]]:
-    """The figures that `chat`, `generate` and `LLM` take with this model where the setting is unset, and whence."""
-    own = {} if model == BUILTIN else _of_the_model(model)
-    figures = {name: (value, "default") for name, value in CHAT_SAMPLING.items()}
-    figures |= {name: (value, "the model's own") for name, value in own.items()}
-    return {name: figures[name] for name in SAMPLER_FIELDS if name in figures and getattr(loaded.config, name) is None}
-
-
-def _of_the_model(name: str) -> dict[str, float]:
-    # Slow to import, and not needed for the built-in model.
-    from uma.llama import header  # noqa: PLC0415
-    from uma.llama.suggested import suggested_sampling  # noqa: PLC0415
-    from uma.models import catalog  # noqa: PLC0415
-
-    try:
-        return suggested_sampling(header.read(catalog.resolve(name, os.environ).path))
-    except ModelError:  # there is no such model yet: what its file says is not known
-        return {}
-
-
-def as_json(loaded: Loaded, drawn: Mapping[str, tuple[float, str]], taken: str) -> str:
-    """An object of settings, each with `value`, `unit` and `from`; `in_chat` is the figure that `chat`, `generate` and
-    `LLM` take where the setting is unset, `taken` the model that is used.
-    """
+def as_json(loaded: Loaded, taken: str) -> str:
+    """An object of settings, each with `value`, `unit` and `from`; `taken` is the model that is used."""
     table = {
         name: {"value": getattr(loaded.config, name), "unit": setting.unit or None, "from": loaded.origins[name]}
-        | ({"in_chat": drawn[name][0]} if name in drawn else {})
         for name, setting in settings().items()
     }
     table["model"]["taken"] = taken
@@ -121,14 +95,10 @@ def _of_models(loaded: Loaded) -> Iterator[tuple[str, Setting, Any]]:
             yield f"models.{toml_text(model)}.{name}", known[name], value
 
 
-def _row(
-    known: Setting, loaded: Loaded, drawn: Mapping[str, tuple[float, str]], taken: str
-) -> tuple[str, str, str, str]:
+def _row(known: Setting, loaded: Loaded, taken: str) -> tuple[str, str, str, str]:
     value, origin = getattr(loaded.config, known.name), loaded.origins[known.name]
     if known.name == "model" and taken != value:
         return known.name, taken, known.unit, f"{origin}; the first that is here, generates and fits (uma models)"
-    if known.name in drawn:
-        origin = f"{origin}; chat, generate and LLM: {drawn[known.name][0]:g} ({drawn[known.name][1]})"
     return known.name, "unset" if value is None else known.show(value) or '""', known.unit, origin
 
 
