@@ -40,8 +40,15 @@ def told(home: Path) -> list[str]:
     return (home / "told").read_text().splitlines()
 
 
-def test_a_unit_is_written_enabled_and_started_and_all_of_that_is_undone(home: Path, capsys: Capsys) -> None:
+def test_a_unit_is_written_enabled_and_started_and_all_of_that_is_undone(
+    home: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(home)
     options = ["--", "--http", "--model", 'a "model" of 5 %.gguf']
+    assert main(["service", "install", *options]) == 2
+    assert "model not found" in capsys.readouterr().err
+    assert not (home / "told").exists(), "it would start in vain again and again"
+    (home / options[-1]).touch()
     assert main(["service", "status"]) == 1
     capsys.readouterr()
     assert main(["service", "show", *options]) == 0
@@ -51,6 +58,7 @@ def test_a_unit_is_written_enabled_and_started_and_all_of_that_is_undone(home: P
     assert str(unit_of(home)) in capsys.readouterr().out
     assert (text := unit_of(home).read_text()) == shown
     assert f'ExecStart="{sys.executable}" "-m" "uma" "run" "--http" "--model" "a \\"model\\" of 5 %%.gguf"\n' in text
+    assert f"\nWorkingDirectory=-{home}\n" in text, "where the model's path begins"
     asked = ["daemon-reload", "enable uma.service", "restart uma.service"]
     assert told(home) == [f"systemctl --user {each}" for each in asked]
     assert main(["service", "status"]) == 0
@@ -134,6 +142,7 @@ def test_macos_has_a_plist_of_launchd_s(home: Path, monkeypatch: pytest.MonkeyPa
     assert main(["service", "install", "--", "--http"]) == 0
     path = home / "Library" / "LaunchAgents" / "uma.plist"
     assert plistlib.loads(path.read_bytes())["ProgramArguments"][1:] == ["-m", "uma", "run", "--http"]
+    assert plistlib.loads(path.read_bytes())["WorkingDirectory"] == str(Path.cwd())
     assert main(["service", "remove"]) == 0
     assert [line.split()[1] for line in told(home)] == ["bootstrap", "bootout"]
     assert not path.exists()

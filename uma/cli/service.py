@@ -16,9 +16,12 @@ from pathlib import Path
 import attrs
 
 from uma import posix
+from uma.cli.options import load_settings
 from uma.cli.parser import build_parser
 from uma.cli.table import print_wrapped
+from uma.config import ALL_MODELS
 from uma.errors import ConfigError, UmaError
+from uma.models import catalog
 
 MARK = "written by `uma service install`"
 """The words of every file that UMA can replace or remove."""
@@ -31,6 +34,7 @@ UNIT = """\
 Description=UMA, one language model for every program of this user
 
 [Service]
+WorkingDirectory=-{folder}
 ExecStart={command}
 Restart=on-failure
 # Slower than systemd's limit of starts: an address can come late, and another server end.
@@ -70,6 +74,8 @@ def main(options: argparse.Namespace) -> int:
         and MARK not in manager.path.read_text(encoding="utf-8", errors="replace")
     ):
         raise ConfigError(f"{manager.path}: is not {MARK}, so it is left as it is; remove it, or manage it by hand")
+    if options.action == "install":
+        _check_models(options.arguments)
     return {"install": _install, "remove": _remove, "show": _show, "status": _status}[options.action](manager)
 
 
@@ -98,6 +104,15 @@ def _install(manager: Manager) -> int:
         raise
     _tell(f"{'wrote' if was is None else 'replaced'} {manager.path}", *map(shlex.join, manager.start), manager.hint)
     return 0
+
+
+def _check_models(arguments: Sequence[str]) -> None:
+    """Raise `ModelError` where a model is not here for a service, which has none of this shell's variables."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("UMA_")}
+    config = load_settings(build_parser().parse_args(["run", *arguments]), environ).config
+    for name in config.models.split(",") if config.models else [config.model]:
+        if name != ALL_MODELS:
+            catalog.resolve(name, environ)
 
 
 def _remove(manager: Manager) -> int:
@@ -130,9 +145,10 @@ def _manager(arguments: Sequence[str]) -> Manager:
         path, domain = home / "Library" / "LaunchAgents" / "uma.plist", f"gui/{posix.user_id()}"
         log = home / "Library" / "Logs" / "uma.log"
         table = {"Label": "uma", "ProgramArguments": command, "RunAtLoad": True, "KeepAlive": {"SuccessfulExit": False}}
+        table |= {"Comment": MARK, "StandardErrorPath": str(log), "WorkingDirectory": str(Path.cwd())}
         return Manager(
             path,
-            plistlib.dumps(table | {"Comment": MARK, "StandardErrorPath": str(log)}).decode(),
+            plistlib.dumps(table).decode(),
             [["launchctl", "bootstrap", domain, str(path)]],
             [["launchctl", "bootout", f"{domain}/uma"]],
             ["launchctl", "print", f"{domain}/uma"],
@@ -144,7 +160,7 @@ def _manager(arguments: Sequence[str]) -> Manager:
     folder = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
     return Manager(
         folder / "systemd" / "user" / NAME,
-        UNIT.format(mark=MARK, command=" ".join(map(_quoted, command))),
+        UNIT.format(mark=MARK, command=" ".join(map(_quoted, command)), folder=str(Path.cwd()).replace("%", "%%")),
         [_systemctl("daemon-reload"), _systemctl("enable", NAME), _systemctl("restart", NAME)],
         [_systemctl("disable", "--now", NAME)],
         _systemctl("is-active", "--quiet", NAME),

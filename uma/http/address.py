@@ -16,7 +16,7 @@ from uma.net.tcp_peer import ends_at, pids_of
 
 BACKLOG = 512
 """Connections the system holds until they are accepted."""
-MAX_COMMAND = 60
+MAX_COMMAND = 100
 """Maximum characters of another program's command line in an error."""
 
 
