@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
 import functools
 import importlib.util
 import re
@@ -164,6 +166,23 @@ def test_every_command_that_can_be_pasted_is_one() -> None:
     assert len(commands) > 50
     for command in commands:
         parser.parse_args(command)
+
+
+def test_every_example_in_python_imports_what_it_uses() -> None:
+    examples = {name: re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.M) for name, text in TEXTS.items()}
+    del examples["api.md"]  # its blocks are signatures
+    assert sum(map(len, examples.values())) > 12
+    for name, codes in examples.items():
+        for code in codes:
+            found = list(ast.walk(ast.parse(code)))
+            known = {*dir(builtins)}
+            known |= {(each.asname or each.name).partition(".")[0] for each in found if isinstance(each, ast.alias)}
+            defined = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.ExceptHandler
+            known |= {str(each.name) for each in found if isinstance(each, defined)}
+            known |= {each.arg for each in found if isinstance(each, ast.arg)}
+            names = [each for each in found if isinstance(each, ast.Name)]
+            known |= {each.id for each in names if isinstance(each.ctx, ast.Store)}
+            assert {each.id for each in names} - known == set(), f"{name}: {code}"
 
 
 def test_every_option_that_is_named_is_one() -> None:

@@ -222,7 +222,7 @@ def _problems(place: str, schema: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for word in ("const", "enum"):
         if word in schema and _UNSPELLABLE.search("".join(_texts(schema[word]))):
             yield f"{place}.{word}", "not available with control characters that JSON has no letter for (\\u0000, say)"
-        if word in schema and any(abs(integer) > MAX_EXACT for integer in _integers(schema[word])):
+        if word in schema and any(isinstance(item, int) and abs(item) > MAX_EXACT for item in _items(schema[word])):
             yield f"{place}.{word}", f"not available with integers beyond {MAX_EXACT:,}, which llguidance rounds"
     for word in (*EXCLUSIVE, *EXCLUSIVE.values()):
         if _is_number(bound := schema.get(word)) and not _is_exact(word, bound, schema):
@@ -318,10 +318,6 @@ def _is_text(value: Any) -> bool:
 def _holds_wide(value: Any) -> bool:
     """Whether a number in `value` needs more than 64 bits."""
     return any(isinstance(item, Number) for item in _items(value))
-
-
-def _integers(value: Any) -> Iterator[int]:
-    return (item for item in _items(value) if isinstance(item, int))
 
 
 def _texts(value: Any) -> Iterator[str]:

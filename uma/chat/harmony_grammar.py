@@ -31,9 +31,8 @@ def harmony_grammar(
         final = rules.add("final", f"{begun} {answer_rule(rules, answer)}")
         return rules.grammar(f"{before}* ({call} | {final})")
     final = rules.add("final", f"{begun} {_body(rules)}")
-    unfinished = [
-        rules.spelled(f"{CHANNEL}{channel}{MESSAGE}") + f" {_body(rules)}" for channel in _channels(can_think)
-    ]
+    channels = ("analysis", "commentary") if can_think else ("commentary",)
+    unfinished = [rules.spelled(f"{CHANNEL}{channel}{MESSAGE}") + f" {_body(rules)}" for channel in channels]
     last = " | ".join([call, final, *unfinished])
     return rules.grammar(f"{before}* ({last})")
 
@@ -46,10 +45,6 @@ def harmony_opening(rules: LarkRules, held: str) -> str:
 def _before(rules: LarkRules, thought: str) -> str:
     """Messages before the last one. `thought` is the rule of thinking messages; empty: there are none."""
     return rules.add("before", " | ".join(filter(None, [thought, _message(rules, "commentary")])))
-
-
-def _channels(can_think: bool) -> list[str]:
-    return ["analysis", "commentary"] if can_think else ["commentary"]
 
 
 def _message(rules: LarkRules, channel: str) -> str:

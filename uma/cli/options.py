@@ -130,7 +130,7 @@ def _add_setting(group: argparse._ArgumentGroup, option: Setting, default: str =
     what = ", ".join(option.choices) if option.choices else option.unit
     default = default or OTHER_DEFAULTS.get(option.name) or option.show(option.default) or "none"
     notes = "; ".join(filter(None, [what, f"default: {default}"]))
-    text = _escape(f"{option.help} ({notes})")
+    text = f"{option.help} ({notes})".replace("%", "%%")  # argparse formats it
     dest = _dest(option.name)
     flags = [option.flag, *filter(None, [SHORT.get(option.name)])]
     if option.base is bool:
@@ -276,7 +276,3 @@ def _stop_text(text: str) -> str:
     if not text:
         raise argparse.ArgumentTypeError("must not be empty")
     return text
-
-
-def _escape(text: str) -> str:
-    return text.replace("%", "%%")

@@ -84,7 +84,6 @@ COMMON = frozenset(
     {"model", "models", "memory", "socket", "n_ctx", "threads", "n_gpu_layers", "max_sequences", "http", "http_keys"}
     | {"max_tokens", "temperature", "seed", "stop"}
 )
-
 """Settings and sampling parameters that `--help` tells of, where a command has them; `--help-all` tells of all."""
 
 COLUMN = "the texts are this column of CSV, whose first line has the names"

@@ -29,7 +29,9 @@ class RouterView:
             yield from self._removed([name for name in self._known if name not in held])
             # Each event of a snapshot has one block.
             events = [
-                kv_event for kv_event in events if isinstance(kv_event, BlockStored) and not self._knows_all(kv_event)
+                kv_event
+                for kv_event in events
+                if isinstance(kv_event, BlockStored) and not self._known.keys() >= {*kv_event.block_hashes}
             ]
         for event in events:
             match event:
@@ -40,9 +42,6 @@ class RouterView:
                     yield from self._removed(reversed(event.block_hashes))
                 case AllBlocksCleared():
                     yield from self._removed(list(self._known))
-
-    def _knows_all(self, event: BlockStored) -> bool:
-        return all(name in self._known for name in event.block_hashes)
 
     def _removed(self, names: Iterable[int]) -> Iterator[BlockRemoved]:
         """Events for removed blocks: `names` has parents first, the events have children first."""
