@@ -297,6 +297,23 @@ def test_rows_that_come_through_a_pipe_are_answered_as_they_come(server: ServerP
     assert job.returncode == 0
 
 
+def test_ctrl_c_ends_a_job_that_waits_for_rows_of_a_terminal(server: ServerProcess, tmp_path: Path) -> None:
+    command = uma_command("batch", "-", "-o", "out.jsonl", "--socket", str(server.socket), "--max-tokens", "2")
+    for keys, code, said in (("\x03", 130, "stopped with 0 results"), ("\x04", 0, "- has no rows")):
+        with Terminal(command, clean_environ(), cwd=str(tmp_path)) as terminal:
+            terminal.wait_for("waiting for rows from the terminal, one on each line; Ctrl-D ends them")
+            terminal.type(keys)
+            assert terminal.wait() == code
+            assert said in terminal.text
+    with Terminal(command, clean_environ(), cwd=str(tmp_path)) as terminal:
+        terminal.wait_for("Ctrl-D ends them")
+        terminal.type('{"prompt": "a"}\r')
+        wait_for_results(server, tmp_path / "out.jsonl", 1)
+        terminal.type("\x03")
+        assert terminal.wait() == 130
+        assert "stopped with 1 result in out.jsonl" in terminal.text
+
+
 def test_a_full_disk_ends_it_and_with_space_it_goes_on(
     batch: Callable[..., Any], rows: Callable[..., Path], server: ServerProcess, tmp_path: Path
 ) -> None:
@@ -319,7 +336,7 @@ def test_a_full_disk_ends_it_and_with_space_it_goes_on(
 
 
 def test_before_a_row_has_ended_it_is_told_how_many_run() -> None:
-    tally = Tally(total_bytes=1_000)
+    tally = Tally()
     tally.begin()
     assert Speed(tally).line() == "0 rows · 1 running"
     tally.note({"a": Progress(prompt_tokens=1_200)})
@@ -370,7 +387,7 @@ def test_rows_that_all_fail_alike_say_so_once_and_what_can_be_known_before_is_to
     assert (done.returncode, "--template: there is no column 'txt' in the row; it has text" in done.stderr) == (2, True)
     assert not (tmp_path / "out.jsonl").exists(), "it is told before a model is loaded"
     done = batch(str(file))
-    assert (done.returncode, "rows 1, 2: expected a prompt" in done.stderr) == (2, True)
+    assert (done.returncode, "lines 1, 2: expected a prompt" in done.stderr) == (2, True)
     done = batch(str(rows([{"messages": []}] * 2, "none.jsonl")))
     assert (done.returncode, "all 2 rows failed, because: messages" in done.stderr) == (1, True)
     assert batch(str(file), "--template", "Say: {text}", "--max-tokens", "2").returncode == 0, "nothing good was lost"
@@ -460,6 +477,9 @@ def test_a_missing_input_and_no_file_of_results_are_told_at_once(uma_told: RunIn
     assert "-o is missing: name the file of results" in told
     (tmp_path / "in.jsonl").touch()
     assert "uma: error: -o is missing" in uma_told("batch", str(tmp_path / "in.jsonl")).stderr
+    for name in ("-", "/dev/stdout"):
+        piped = uma_told("batch", str(tmp_path / "in.jsonl"), "-o", name)
+        assert (piped.returncode, "-o: results go to a file" in piped.stderr) == (2, True)
 
 
 def test_one_row_that_failed_is_told_as_one(batch: Callable[..., Any], rows: Callable[..., Path]) -> None:
@@ -480,14 +500,14 @@ def test_fields_that_had_no_effect_are_named_once_for_all_rows(
 @pytest.mark.parametrize(
     ("row", "why"),
     [
-        ({"mesages": []}, "row 2: mesages: expected a prompt, messages, or url and body; did you mean messages?"),
+        ({"mesages": []}, "line 2: mesages: expected a prompt, messages, or url and body; did you mean messages?"),
         (
             {"prompt": "b", "max_token": 1},
-            "row 2: max_token: no field of /v1/chat/completions; did you mean max_tokens?",
+            "line 2: max_token: no field of /v1/chat/completions; did you mean max_tokens?",
         ),
         (
             {"url": URL, "body": {"messages": [], "temprature": 1}},
-            "row 2: body.temprature: no field of /v1/chat/completions; did you mean temperature?",
+            "line 2: body.temprature: no field of /v1/chat/completions; did you mean temperature?",
         ),
         ({"url": "/v1/embeddings", "body": {"dimension": 8}}, "no field of /v1/embeddings; did you mean dimensions?"),
     ],
@@ -526,12 +546,12 @@ def test_all_wrong_rows_are_told_together_before_a_model_is_loaded(
     assert told.returncode == 2
     said = " ".join(told.stderr.split())
     for each in (
-        "error: 6 of the first 7 rows are wrong: uma: error: row 2: the row is not JSON",
+        "error: 6 of 7 rows are wrong: uma: error: line 2: the row is not JSON",
         "at column 1; each line must be a JSON object of its own",
-        "rows 3, 7: expected a prompt, messages, or url and body",
-        "row 4: prompt: expected a text, not 7",
-        "row 5: max_tokns: no field of /v1/chat/completions; did you mean max_tokens?",
-        'row 6: id: "x" is that of row 1 and of row 6; ids must be unique: change one',
+        "lines 3, 7: expected a prompt, messages, or url and body",
+        "line 4: prompt: expected a text, not 7",
+        "line 5: max_tokns: no field of /v1/chat/completions; did you mean max_tokens?",
+        'line 6: id: "x" is that of line 1 and of line 6; ids must be unique: change one',
     ):
         assert each in said
     assert not (tmp_path / "out.jsonl").exists()
@@ -567,10 +587,10 @@ def test_in_its_own_process_as_many_rows_run_as_the_model_computes_at_once(
         (
             "in.jsonl",
             '{"custom_id": "a", "prompt": "x"}\n' * 2,
-            'custom_id: "a" is that of row 1 and of row 2; ids must be unique',
+            'custom_id: "a" is that of line 1 and of line 2; ids must be unique',
         ),
-        ("in.jsonl", '{"id": 7, "prompt": "x"}\n' * 2, "id: 7 is that of row 1 and of row 2; ids must be unique"),
-        ("in.csv", "id,prompt\n1,x\n2,y\n1,z\n", 'id: "1" is that of row 1 and of row 3; ids must be unique'),
+        ("in.jsonl", '{"id": 7, "prompt": "x"}\n' * 2, "id: 7 is that of line 1 and of line 2; ids must be unique"),
+        ("in.csv", "id,prompt\n1,x\n2,y\n1,z\n", 'id: "1" is that of line 2 and of line 4; ids must be unique'),
     ],
 )
 def test_two_rows_of_one_name_are_told_before_a_model_is_loaded(

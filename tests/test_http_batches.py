@@ -84,19 +84,18 @@ def lines_of(client: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]]
 
 
 def test_a_batch_runs_to_an_output_and_an_error_file(client: openai.OpenAI) -> None:
-    rows = [*(line(number) for number in range(12)), line(12, temperature=7), line(13, "/v1/completions")]
+    rows = [*(line(number) for number in range(12)), line(12, temperature=7), line(13, temprature=1)]
     batch = begun(client, rows)
     assert (batch.object, batch.completion_window, batch.metadata) == ("batch", "24h", {"a": "b"})
     done = ended(client, batch)
     assert done.status == "completed"
     assert done.request_counts is not None
-    assert done.request_counts.to_dict() == {"total": 14, "completed": 12, "failed": 2}
+    assert done.request_counts.to_dict() == {"total": 14, "completed": 13, "failed": 1}
     good, bad = lines_of(client, done.output_file_id), lines_of(client, done.error_file_id)
-    assert [each["custom_id"] for each in good] == [f"q{number}" for number in range(12)]
+    assert [each["custom_id"] for each in good] == [*(f"q{number}" for number in range(12)), "q13"]
     assert all(each["response"]["body"]["choices"][0]["message"]["content"] for each in good)
     assert bad[0]["response"]["status_code"] == 400
     assert bad[0]["response"]["body"]["error"]["param"] == "temperature"
-    assert "url: expected /v1/chat/completions" in bad[1]["error"]["message"]
     assert done.completed_at is not None
     assert done.completed_at >= done.created_at
 
@@ -202,13 +201,42 @@ def test_what_cannot_be_a_batch_is_refused(client: openai.OpenAI) -> None:
     file = client.files.create(file=("rows.jsonl", b"{}"), purpose="batch")
     with pytest.raises(openai.BadRequestError, match="endpoint: expected one of"):
         client.batches.create(input_file_id=file.id, endpoint="/v1/moderations", completion_window="24h")
-    row = b'{"custom_id": "a", "url": "/v1/chat/completions", "body": {"messages": []}}'
-    file = client.files.create(file=("rows.jsonl", row), purpose="batch")
-    with pytest.raises(openai.BadRequestError, match="not of the endpoint: url: expected /v1/em"):
-        client.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
-    file = client.files.create(file=("rows.jsonl", row + b"\n" + row), purpose="batch")
-    with pytest.raises(openai.BadRequestError, match='custom_id: "a" is that of row 1 and of row 2'):
-        client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code", "message"),
+    [
+        (b"id,text\n", "invalid_json_line", "line 3: the row is not JSON"),
+        (b'{"prompt": "a"}\n', "invalid_url", "line 3: url: expected /v1/chat/completions, not null"),
+        (data([line(1, "/v1/embeddings")]), "invalid_url", 'url: expected /v1/chat/completions, not "/v1/embeddings"'),
+        (data([line(1) | {"method": "GET"}]), "invalid_method", 'method: expected POST, not "GET"'),
+        (data([line(1) | {"body": None}]), "missing_required_parameter", "body: expected a JSON object, not null"),
+        (data([line(1) | {"custom_id": None}]), "missing_required_parameter", "custom_id: expected a name of the row"),
+        (data([line(0)]), "duplicate_custom_id", 'custom_id: "q0" is that of line 1 and of line 3'),
+    ],
+)
+def test_a_batch_with_a_row_that_can_be_no_request_fails_and_names_its_line(
+    client: openai.OpenAI, wrong: bytes, code: str, message: str
+) -> None:
+    file = client.files.create(file=("rows.jsonl", data([line(0)]) + b"\n" + wrong), purpose="batch")
+    made = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+    batch = client.batches.retrieve(made.id)
+    assert (batch.status, made.status, batch.output_file_id, batch.in_progress_at) == ("failed", "failed", None, None)
+    assert batch.failed_at is not None
+    assert batch.errors is not None and batch.errors.data is not None
+    (fault,) = batch.errors.data
+    assert (fault.code, fault.line) == (code, 3)
+    assert message in str(fault.message)
+    assert "--" not in str(fault.message), "words of the command line"
+    client.files.delete(file.id)
+
+
+def test_an_empty_file_and_a_table_are_batches_that_fail(client: openai.OpenAI) -> None:
+    for rows, codes in ((b"\n", ["empty_file"]), (b"id,text\n" * 120, ["invalid_json_line"] * 100)):
+        file = client.files.create(file=("rows.jsonl", rows), purpose="batch")
+        batch = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+        assert batch.errors is not None and batch.errors.data is not None
+        assert (batch.status, [each.code for each in batch.errors.data]) == ("failed", codes)
 
 
 def test_only_this_user_reads_what_is_kept(client: openai.OpenAI, folder: Path) -> None:

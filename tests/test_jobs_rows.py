@@ -5,14 +5,14 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from uma.errors import ConfigError
 from uma.http.jobs import FIELDS
-from uma.jobs import BadInput, BadRow, JobRow, RowForm, count_rows, read_rows, rows
+from uma.jobs import BadInput, BadRow, JobRow, RowForm, judge_rows, read_rows, rows
 from uma.jobs.rows import MAX_ROW_BYTES, PATHS, filled
 from uma.jobs.runner import together, work_of
 
@@ -58,30 +58,17 @@ def test_vllm_s_names_of_rankings_are_one_endpoint(path: str) -> None:
     assert asked({"url": path, "body": body})[:2] == (f"/v1/{path.rpartition('/')[2]}", body)
 
 
-@pytest.mark.parametrize("is_csv", [False, True])
-def test_of_a_compressed_input_it_is_known_how_far_it_was_read(is_csv: bool) -> None:
-    count, noise = 4_000, random.Random(1)
-    lines = [f'"{noise.randbytes(30).hex()}"\n'.encode() for _ in range(count)]
-    packed = gzip.compress(b"".join([b"a\n"] * is_csv + lines))
-    rows = list(read_rows(io.BufferedReader(io.BytesIO(packed)), is_csv=is_csv))
-    assert len(rows) == count
-    for share in (0.05, 0.25, 0.5, 0.75):
-        assert rows[int(share * count) - 1].end_bytes / len(packed) == pytest.approx(share, abs=0.02)
-    assert rows[-1].end_bytes == len(packed)
-
-
-def test_rows_are_counted_however_long_the_file_is(tmp_path: Path) -> None:
-    path = tmp_path / "in.jsonl"
-    path.write_bytes(b'{"prompt": "a"}\n\n  \n' * 999 + b'{"prompt": "b"}')
-    with path.open("rb") as file:
-        assert count_rows(file) == 1_000
-        assert len(list(read_rows(file))) == 1_000, "it stays at its place"
-    path.write_bytes(b"".join(b"x" * size + b"\n" for size in range(50, 5_000)))
-    with path.open("rb") as file:
-        assert count_rows(file) == 4_950
-    path.write_bytes(gzip.compress(b"a\n" * 9))
-    with path.open("rb") as file:
-        assert count_rows(file) is None
+def test_rows_are_counted_and_their_wrong_lines_named_however_far_behind(tmp_path: Path) -> None:
+    good = b'{"prompt": "a"}\n\n  \n' * 999
+    assert judge_rows(RowForm(), read_rows(io.BytesIO(good + b'{"prompt": "b"}'))) == 1_000
+    for packed in (good, gzip.compress(good)):
+        assert judge_rows(RowForm(), read_rows(io.BufferedReader(io.BytesIO(packed)))) == 999
+    assert judge_rows(RowForm(), read_rows(io.BufferedReader(io.BytesIO(packed[:-20])))) is None, "told behind results"
+    with pytest.raises(ConfigError, match=r"line 2,998: prompt: expected a text, not 7$"):
+        judge_rows(RowForm(), read_rows(io.BytesIO(good + b'{"prompt": 7}')))
+    many = b"".join(b'{"prompt": %d}\n' % number for number in range(12)) + b'{"prompt": 0}\n' * 12
+    with pytest.raises(ConfigError, match=r"(?s)24 of 24 rows are wrong:\nlines 1, 13, .* …: .*and 2 more, for other"):
+        judge_rows(RowForm(), read_rows(io.BytesIO(many)))
 
 
 def test_a_plain_prompt_is_a_user_s_message_and_raw_it_is_continued() -> None:
@@ -188,9 +175,12 @@ def test_a_row_with_an_earlier_row_s_id_fails_and_tells_both(is_csv: bool, name:
         b"custom_id", name.encode()
     )
     table = b"%s,x\na,1\n,2\nb,3\na,4\n,5\n" % name.encode()
-    rows = read_rows(io.BytesIO(table if is_csv else lines), is_csv=is_csv)
-    told = f'{name}: "a" is that of row 1 and of row 4; ids must be unique: change one'
+    rows = list(read_rows(io.BytesIO(table if is_csv else lines), is_csv=is_csv))
+    told = f'{name}: "a" is that of line {2 if is_csv else 1} and of line 5; ids must be unique: change one'
     assert [row.fault for row in rows] == ["", "", "", told, ""]
+    ended = work_of(rows[3], RowForm(template="{x}")).ended
+    assert ended is not None
+    assert json.loads(ended.line)["custom_id"] == "row-4", "a join by id finds the good result alone"
 
 
 def test_blank_lines_are_none_and_a_long_row_costs_the_next_nothing() -> None:
@@ -198,7 +188,7 @@ def test_blank_lines_are_none_and_a_long_row_costs_the_next_nothing() -> None:
     rows = list(read_rows(io.BytesIO(b"".join(lines))))
     assert [each.number for each in rows] == [0, 1, 2]
     assert [bool(each.fault) for each in rows] == [False, True, False]
-    assert rows[-1].end_bytes == sum(map(len, lines))
+    assert [each.line for each in rows] == [1, 4, 5]
     assert rows[0].digest == row(b'{"prompt": "a"}').digest, "a newline is no part of the row"
 
 
@@ -219,6 +209,14 @@ def test_csv_and_gzip() -> None:
 
 def test_a_text_as_windows_writes_it_has_its_first_row() -> None:
     assert next(iter(read_rows(io.BytesIO(b'\xef\xbb\xbf{"prompt": "a"}\r\n')))).data == b'{"prompt": "a"}\r\n'
+
+
+def test_a_table_can_be_parted_by_semicolons_or_tabs_and_is_not_utf_16() -> None:
+    for mark in ";\t":
+        (one,) = read_rows(io.BytesIO(f'id{mark}text\n1{mark}"a, b{mark}"\n'.encode()), is_csv=True)
+        assert one.data == {"id": "1", "text": f"a, b{mark}"}
+    with pytest.raises(BadInput, match="is UTF-16; write it as UTF-8, as with iconv"):
+        list(read_rows(io.BytesIO("id,text\n1,a\n".encode("utf-16")), is_csv=True))
 
 
 def test_a_row_of_csv_with_a_comma_too_many_is_bad_and_not_cut_off() -> None:

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -38,7 +38,6 @@ from uma.jobs import (
     RowRequest,
     Runner,
     Tally,
-    count_rows,
     has_columns,
     in_flight,
     judge,
@@ -50,8 +49,10 @@ from uma.types import Priority, Source
 from uma.wrong import nearest
 
 PROGRAM = "uma batch"
-CSV = (".csv", ".csv.gz")
+CSV = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 """What the names of files of CSV end with."""
+STANDARD_OUTPUT = ("-", "/dev/stdout", "/dev/fd/1")
+"""Names of standard output, which cannot be continued."""
 MAX_REASONS = 5
 """Maximum reasons of rows' failures that are told."""
 MAX_NAMED = 3
@@ -72,17 +73,20 @@ def main(options: argparse.Namespace) -> int:
         defaults=_defaults(options, loaded),
         fields=FIELDS,
     )
-    with _opened(options.input) as file:
+    # A thread can still wait for a row of standard input at the end, and closing its reader would wait for that thread.
+    opened = _opened(options.input)
+    with nullcontext(opened) if options.input == "-" else opened as file:
         if options.output.exists() and os.path.samestat(os.fstat(file.fileno()), options.output.stat()):
             raise ConfigError(f"-o: {options.output} is the input, which results would overwrite; name another file")
+        total: int | None = None
         if file.seekable():
             start = file.tell()
-            with closing(read_rows(file, is_csv=_is_csv(options))) as first:
-                judge_rows(form, first)
+            with closing(read_rows(file, is_csv=_is_csv(options))) as rows:
+                total = judge_rows(form, rows)
             file.seek(start)
         if not (options.restart or options.only_failed):
             judge(options.output, {"version": 1, **_settings(form, options)})
-        return run(partial(_batch, options, loaded, form, file))
+        return run(partial(_batch, options, loaded, form, file, total))
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -94,6 +98,11 @@ def _check(options: argparse.Namespace) -> None:
         except ConfigError as error:
             wrong = f"{error.message}; {wrong}"
         raise ConfigError(wrong)
+    if str(options.output) in STANDARD_OUTPUT:
+        raise ConfigError(
+            "-o: results go to a file, beside which a journal says where to continue, and not to standard output; "
+            "name one, such as -o results.jsonl"
+        )
     if options.raw and options.system is not None:
         raise ConfigError(
             "--system: instructions need the chat template that --raw leaves out; write them into the prompts"
@@ -126,7 +135,12 @@ def _opened(name: str) -> IO[bytes]:
 
 
 async def _batch(
-    options: argparse.Namespace, loaded: Loaded, form: RowForm, file: IO[bytes], interrupts: Interrupts
+    options: argparse.Namespace,
+    loaded: Loaded,
+    form: RowForm,
+    file: IO[bytes],
+    total_rows: int | None,
+    interrupts: Interrupts,
 ) -> int:
     async with (
         open_source(loaded, interrupts, local=options.local, say=say.note) as opened,
@@ -141,10 +155,9 @@ async def _batch(
         header = {"version": 1, "model": card, **_settings(form, options)}
         results = Results.open(options.output, header, restart=options.restart, only_failed=options.only_failed)
         with closing(results):
-            is_csv = _is_csv(options)
             runner = Runner(
                 _ask(source, loaded, nursery),
-                read_rows(file, is_csv=is_csv),
+                read_rows(file, is_csv=_is_csv(options)),
                 form,
                 results,
                 in_flight(source, has_others=opened.is_server),
@@ -152,10 +165,7 @@ async def _batch(
                 is_live=not file.seekable(),
                 prefix=f"{os.getpid()}-",
             )
-            if not runner.is_live:
-                runner.tally.total_bytes = os.fstat(file.fileno()).st_size
-            if not is_csv:
-                runner.tally.total_rows = await trio.to_thread.run_sync(count_rows, file, abandon_on_cancel=True)
+            runner.tally.total_rows = total_rows
             code = await _shown(runner, options, interrupts)
         nursery.cancel_scope.cancel()
     return code
@@ -197,9 +207,11 @@ async def _shown(runner: Runner, options: argparse.Namespace, interrupts: Interr
     """Run the job and tell how far it is; the exit code."""
     results = runner.results
     if results.rows:
-        say.note(f"{options.output} has {results.rows:,} results; continuing after them")
+        say.note(f"{options.output} has {words.rows(results.rows, 'result')}; continuing after them")
     elif not results.is_new and not results.reusable:
         say.note(f"{options.output} was begun before, and no row had come to its end: all run again")
+    if sys.stdin.isatty() and options.input == "-":
+        say.note("waiting for rows from the terminal, one on each line; Ctrl-D ends them")
     view = Events() if options.json else OneLine() if sys.stderr.isatty() else Lines()
     speed = Speed(runner.tally)
     async with trio.open_nursery() as showing:
@@ -235,9 +247,12 @@ async def _shown(runner: Runner, options: argparse.Namespace, interrupts: Interr
         view.tell(f"empty columns of --template: {', '.join(shown)}")
     for (asked, model), n in tally.replaced.most_common():
         view.tell(f"{words.rows(n)} named {sanitize_line(asked[:200])}, answered by {sanitize_line(model)}")
+    if is_done and not tally.rows:
+        view.tell(f"{options.input} has no rows")
     if not is_done:
         kept = f", and {tally.kept:,} that wait for earlier rows beside it" if tally.kept else ""
-        view.tell(f"stopped with {tally.rows:,} results in {options.output}{kept}; the same command goes on from there")
+        count = words.rows(tally.rows, "result")
+        view.tell(f"stopped with {count} in {options.output}{kept}; the same command goes on from there")
         return 128 + (stopped.stopped_by or signal.SIGINT)
     if tally.failed:
         view.tell(_failed(tally))

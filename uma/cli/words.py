@@ -98,9 +98,9 @@ def blocks(percent: int, cells: int) -> str:
     return "█" * filled + "░" * (cells - filled)
 
 
-def rows(number: int) -> str:
-    """`1 row`, `2,000 rows`."""
-    return f"{number:,} row{'s' * (number != 1)}"
+def rows(number: int, name: str = "row") -> str:
+    """`1 row`, `2,000 rows`, or as many of another name."""
+    return f"{number:,} {name}{'s' * (number != 1)}"
 
 
 def time_span(seconds: float) -> str:

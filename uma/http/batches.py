@@ -24,8 +24,8 @@ from uma.http.in_memory import InMemory
 from uma.http.problem import NotFound, RateLimited
 from uma.http.reader import read
 from uma.jobs import BadInput, Results, RowForm, Runner, in_flight, model_of, read_rows
-from uma.jobs.rows import PATHS, BadRow, OtherEndpoint
-from uma.jobs.store import MAX_UNFINISHED, OVER, JobFolder, JobStatus, Store, StoredBatch
+from uma.jobs.rows import PATHS, BadRow
+from uma.jobs.store import MAX_UNFINISHED, OVER, JobFolder, JobStatus, RowFault, Store, StoredBatch
 from uma.net.logfmt import log
 
 logger = logging.getLogger("uma.http")
@@ -42,6 +42,8 @@ shorter turn would leave the model idle for much of it."""
 MAX_ROWS = 50_000
 """Maximum lines of a batch, as OpenAI has it; so are the next: pairs of metadata, and characters of their names and
 values."""
+MAX_FAULTS = 100
+"""Maximum wrong rows that a batch's `errors` name."""
 MAX_PAIRS, MAX_NAME, MAX_VALUE = 16, 64, 512
 
 
@@ -94,13 +96,16 @@ def _made(batch: StoredBatch, store: Store) -> StoredBatch:
     files.check_space(store, batch.owner)
     if len(store.unfinished(owner=batch.owner)) >= MAX_UNFINISHED:
         raise RateLimited(f"{MAX_UNFINISHED} batches have not ended; wait for one", retry_after_ms=FULL_MS)
-    batch = attrs.evolve(batch, total=_count(store.path(batch.input_file_id), batch.endpoint)).now("in_progress")
+    total, faults = _judged(store.path(batch.input_file_id), batch.endpoint)
+    batch = attrs.evolve(batch, total=total, faults=faults).now("failed" if faults else "in_progress")
     store.keep(batch)
     return batch
 
 
-def _count(path: Path, endpoint: str) -> int:
-    """The rows of a file. Raises `BadRequest` where they can be no batch."""
+def _judged(path: Path, endpoint: str) -> tuple[int, list[RowFault]]:
+    """The rows of a file, and what is wrong with it: one row that can be no request, and none runs, as OpenAI has it.
+    Raises `BadRequest` where the file is none of a batch at all.
+    """
     with path.open("rb") as file:
         lines = 0
         while piece := file.read(files.PIECE_BYTES):
@@ -110,24 +115,19 @@ def _count(path: Path, endpoint: str) -> int:
                     "input_file_id", f"the file has over {MAX_ROWS:,} lines, a batch's maximum; split it"
                 )
         file.seek(0)
+        form, rows, faults = RowForm(endpoint=endpoint), 0, list[RowFault]()
         try:
-            for first in read_rows(file, takes_gzip=False):
-                RowForm(endpoint=endpoint).asked(first)
-                break
-        except OtherEndpoint as error:
-            raise BadRequest.at("input_file_id", f"not of the endpoint: {error} in its first row") from None
-        except (BadRow, BadInput):  # told as that row's result
-            pass
-        file.seek(0)
-        try:
-            rows = 0
             for row in read_rows(file, takes_gzip=False):
                 rows += 1
-                if row.fault.startswith("custom_id"):
-                    raise BadRequest.at("input_file_id", row.fault)
+                try:
+                    form.asked(row)
+                except BadRow as error:
+                    faults.append(RowFault(error.code, f"line {row.line:,}: {error}", row.line))
+                    if len(faults) == MAX_FAULTS:
+                        break
         except BadInput as error:
             raise BadRequest.at("input_file_id", f"{error.message}") from None
-        return rows
+    return rows, faults if rows else [RowFault("empty_file", "the file has no rows")]
 
 
 async def listing(gateway: Gateway, http: Exchange) -> None:
@@ -178,13 +178,14 @@ def batch_object(gateway: Gateway, batch: StoredBatch) -> Body:
     if tally is not None:
         completed, failed = tally.ended_rows - tally.ended_failed, tally.ended_failed
     statuses: tuple[JobStatus, ...] = ("in_progress", "finalizing", "completed", "failed", "cancelling", "cancelled")
-    errors = None if batch.error is None else {"object": "list", "data": [{"code": "failed", "message": batch.error}]}
+    faults = batch.faults if batch.error is None else [RowFault("failed", batch.error)]
+    errors = {"object": "list", "data": [{**attrs.asdict(each), "param": None} for each in faults]}
     return {
         "id": batch.id,
         "object": "batch",
         "endpoint": batch.endpoint,
         "model": batch.model,
-        "errors": errors,
+        "errors": errors if faults else None,
         "input_file_id": batch.input_file_id,
         "completion_window": batch.completion_window,
         "status": batch.status,

@@ -12,11 +12,11 @@ import gzip
 import io
 import re
 import zlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
-from functools import lru_cache, partial
-from itertools import islice, zip_longest
+from functools import lru_cache
+from itertools import chain, count, islice, zip_longest
 from typing import IO, Any
 
 import attrs
@@ -29,10 +29,10 @@ from uma.errors import ConfigError
 
 MAX_ROW_BYTES = 16_777_216
 """Maximum length of a row. A longer one is bad: twice the longest body that a server takes by default."""
-TOO_LONG = f"the row is over {MAX_ROW_BYTES:,} bytes"
+TOO_LONG = f"the row is over {MAX_ROW_BYTES:,} bytes; make several rows of it"
 NOT_UTF8 = "the row is not UTF-8; write the file in that encoding"
-PIECE_BYTES = 1_024
-"""Maximum bytes of a compressed input that are read ahead of the row that is read; they tell how far the job is."""
+UTF16 = "\udcff\udcfe"
+"""How a text in UTF-16 begins, read as UTF-8."""
 _CHAT, _COMPLETIONS, _RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 _GENERATING = (_CHAT, _COMPLETIONS, _RESPONSES, "/v1/messages", "/v1/audio/transcriptions")
 _BOUNDS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
@@ -45,8 +45,6 @@ _OF_ALL = ("model", "priority")
 GZIP = b"\x1f\x8b"
 """How a file compressed by gzip begins."""
 NO_GZIP = "gzip is not supported over HTTP; send the rows uncompressed, or give the file to `uma batch`"
-JUDGED_ROWS = 100
-"""Rows that are looked at before a model is loaded for all."""
 MAX_TOLD = 10
 """Maximum reasons why such rows are wrong that are told, and rows that are named for each."""
 MISSPELT = 0.9
@@ -71,11 +69,12 @@ class BadRow(ValueError):
     """A row that can be no request. The message says why."""
 
     custom_id: str | None = None
-    """The row's own, where that much of it can be read."""
+    """The row's own, where that much of it can be read and no earlier row has it."""
 
-
-class OtherEndpoint(BadRow):
-    """A row for another endpoint than the batch's."""
+    def __init__(self, message: str, code: str = "invalid_request") -> None:
+        super().__init__(message)
+        self.code = code
+        """What is wrong, as OpenAI's batches have it."""
 
 
 @attrs.frozen
@@ -88,8 +87,8 @@ class JobRow:
     """A line, or a row of CSV by column."""
     digest: int
     """Digest of its bytes."""
-    end_bytes: int
-    """Bytes of the input, as they lie on disk, up to its end."""
+    line: int
+    """The line of the input, from 1 on, where it begins."""
     fault: str = ""
     """Why it can be no request, where that is seen as it is read."""
 
@@ -143,13 +142,13 @@ class RowForm:
         try:
             return self._of(fields, row)
         except BadRow as error:
-            given = fields.get("custom_id", fields.get("id"))
+            given = None if row.fault.startswith(NAMES) else fields.get("custom_id", fields.get("id"))
             error.custom_id = None if given is None else str(given)
             raise
 
     def _of(self, fields: Mapping[str, Any], row: JobRow) -> RowRequest:
         if row.fault:
-            raise BadRow(row.fault)
+            raise BadRow(row.fault, "duplicate_custom_id" if row.fault.startswith(NAMES) else "invalid_json_line")
         is_ready = self.endpoint is not None or "body" in fields or "url" in fields
         if self.template is None and is_ready:
             return self._ready(fields, row)
@@ -166,13 +165,14 @@ class RowForm:
         path = _ALIASES.get(str(given), str(given))
         if path not in (allowed := PATHS if self.endpoint is None else {self.endpoint}):
             words = ("one of " if self.endpoint is None else "") + ", ".join(sorted(allowed))
-            hint = "" if "body" in fields else " (--template makes a prompt of columns)"
-            kind = OtherEndpoint if str(given).startswith("/") else BadRow
-            raise kind(f"url: expected {words}, not {_shown(given)}{hint}")
+            hint = "" if "body" in fields or self.endpoint else " (--template makes a prompt of columns)"
+            raise BadRow(f"url: expected {words}, not {_shown(given)}{hint}", "invalid_url")
         if not isinstance(body, dict):
-            raise BadRow(f"body: expected a JSON object, not {_shown(body)}")
+            raise BadRow(f"body: expected a JSON object, not {_shown(body)}", "missing_required_parameter")
         if fields.get("method", "POST") != "POST":
-            raise BadRow(f"method: expected POST, not {_shown(fields['method'])}")
+            raise BadRow(f"method: expected POST, not {_shown(fields['method'])}", "invalid_method")
+        if self.endpoint is not None and not fields.get("custom_id"):
+            raise BadRow("custom_id: expected a name of the row", "missing_required_parameter")
         _check_names(body, self.fields.get(path, ()), f"no field of {path}", "body.")
         return RowRequest(path, self._with_defaults(path, body), _id(fields.get("custom_id"), row))
 
@@ -243,27 +243,35 @@ def has_columns(template: str) -> bool:
     return any(found[1] is not None for found in _HOLE.finditer(template))
 
 
-def judge_rows(form: RowForm, rows: Iterable[JobRow]) -> None:
-    """Raise `ConfigError` where some of the first rows can be no requests; it names them, each with its reason."""
-    faults, count = dict[str, list[str]](), 0
-    with suppress(BadInput):  # told with the results of the rows before
-        for count, row in enumerate(islice(rows, JUDGED_ROWS), 1):
+def judge_rows(form: RowForm, rows: Iterable[JobRow]) -> int | None:
+    """How many rows there are; None where they cannot be read to the end, which is told behind the results of those
+    before. Raises `ConfigError` where some of them can be no requests; it names their lines, each with its reason.
+    """
+    lines, total, wrong = dict[str, list[str]](), 0, 0
+    try:
+        for row in rows:
+            total += 1
             try:
                 form.asked(row)
             except BadRow as error:
-                faults.setdefault(str(error), []).append(f"{count:,}")
-    if faults:
-        told = [_wrong(numbers, why) for why, numbers in islice(faults.items(), MAX_TOLD)]
-        total = sum(map(len, faults.values()))
-        head = f"{total:,} of the first {count:,} rows are wrong:\n" if total > 1 else ""
-        more = f"\nand others for {len(faults) - MAX_TOLD:,} more reasons" if len(faults) > MAX_TOLD else ""
-        raise ConfigError(head + "\n".join(told) + more)
+                wrong += 1
+                if str(error) in lines or len(lines) < MAX_TOLD:
+                    lines.setdefault(str(error), []).append(f"{row.line:,}")
+        is_whole = True
+    except BadInput:
+        is_whole = False
+    if wrong:
+        told = [_wrong(numbers, why) for why, numbers in lines.items()]
+        head = f"{wrong:,} of {total:,} rows are wrong:\n" if wrong > 1 else ""
+        rest = wrong - sum(map(len, lines.values()))
+        raise ConfigError(head + "\n".join(told) + (f"\nand {rest:,} more, for other reasons" if rest else ""))
+    return total if is_whole else None
 
 
-def _wrong(numbers: Sequence[str], why: str) -> str:
-    """Some rows, and what is wrong with all of them."""
-    shown = ", ".join(numbers[:MAX_TOLD]) + " …" * (len(numbers) > MAX_TOLD)
-    return f"row{'s' * (len(numbers) > 1)} {shown}: {why}"
+def _wrong(lines: Sequence[str], why: str) -> str:
+    """Lines of some rows, and what is wrong with all of them."""
+    shown = ", ".join(lines[:MAX_TOLD]) + " …" * (len(lines) > MAX_TOLD)
+    return f"line{'s' * (len(lines) > 1)} {shown}: {why}"
 
 
 def _check_names(given: Mapping[str, Any], known: tuple[str, ...], why: str, place: str = "") -> None:
@@ -283,97 +291,76 @@ def read_rows(file: IO[bytes], *, is_csv: bool = False, takes_gzip: bool = True)
     """The rows of `file`, which can be compressed where it `takes_gzip`. Blocks where the file does. Raises `BadInput`
     and `OSError`.
     """
-    is_compressed = file.peek(2)[:2] == GZIP if isinstance(file, io.BufferedReader) else False
+    is_compressed = False
+    if isinstance(file, io.BufferedReader):
+        if not (head := file.peek(2)):
+            return  # a terminal would be read again behind its first Ctrl-D
+        is_compressed = head[:2] == GZIP
     if is_compressed and not takes_gzip:
         raise BadInput(NO_GZIP)
-    inner = gzip.GzipFile(fileobj=_InPieces(file)) if is_compressed else file  # type: ignore[call-overload]
-    position = file.tell if is_compressed and file.seekable() else None
+    inner = gzip.GzipFile(fileobj=file) if is_compressed else file
     try:
         known: dict[str, int] = {}
-        for row in _csv_rows(inner, position) if is_csv else _lines(inner, position):
+        for row in _csv_rows(inner) if is_csv else _lines(inner):
             yield attrs.evolve(row, fault=row.fault or _shared_id(row, known))
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise BadInput(f"the input's compression is damaged: {error}") from None
 
 
 def _shared_id(row: JobRow, known: dict[str, int]) -> str:
-    """Why results of a row could not be told from an earlier one's; `known` has rows by name, and gets this."""
+    """Why results of a row could not be told from an earlier one's; `known` has lines by name, and gets this."""
     with suppress(BadRow):
         is_named = not isinstance(row.data, bytes) or b'id"' in row.data
         fields = _object(row.data) if is_named and row.data else {}
         name = next((name for name in NAMES if name in fields), "")
         given = None if name == "id" and "body" in fields else fields.get(name)
         if given and (first := known.get(str(given))) is not None:
-            both = f"row {first + 1:,} and of row {row.number + 1:,}"
+            both = f"line {first:,} and of line {row.line:,}"
             return f"{name}: {_shown(given)} is that of {both}; ids must be unique: change one"
         if given and len(known) < MAX_IDS:
-            known[str(given)] = row.number
+            known[str(given)] = row.line
     return ""
 
 
-def count_rows(file: IO[bytes]) -> int | None:
-    """How many rows a file of lines has, which stays at its place. None where lines tell nothing: it is compressed, or
-    cannot be read twice. Blocks while all of it is read, about a second for a gigabyte.
-    """
-    if not file.seekable():
-        return None
-    start = file.tell()
-    is_compressed = file.read(len(GZIP)) == GZIP
-    file.seek(start)
-    lines = iter(partial(file.readline, MAX_ROW_BYTES), b"")
-    rows = None if is_compressed else sum(1 for line in lines if line.strip())
-    file.seek(start)
-    return rows
-
-
-def _lines(file: Any, position: Callable[[], int] | None) -> Iterator[JobRow]:
-    number = done_bytes = 0
-    while line := file.readline(MAX_ROW_BYTES):
-        done_bytes += len(line)
-        if number == 0:
+def _lines(file: Any) -> Iterator[JobRow]:
+    number = 0
+    for at in count(1):
+        if not (line := file.readline(MAX_ROW_BYTES)):
+            return
+        if at == 1:
             line = line.removeprefix(codecs.BOM_UTF8)  # as programs of Windows begin a text
         digest, is_too_long = xxhash.xxh3_64(line), False
         rest = line
         while not rest.endswith(b"\n") and (rest := file.readline(MAX_ROW_BYTES)):
             digest.update(rest)
-            done_bytes += len(rest)
             line, is_too_long = b"", True
         if not is_too_long and not line.strip():
             continue
         if not is_too_long:
             digest = xxhash.xxh3_64(line.rstrip(b"\r\n"))  # the last line can get its newline later
-        yield JobRow(
-            number, line, digest.intdigest(), position() if position else done_bytes, TOO_LONG if is_too_long else ""
-        )
+        yield JobRow(number, line, digest.intdigest(), at, TOO_LONG if is_too_long else "")
         number += 1
 
 
-@attrs.frozen
-class _InPieces:
-    """A compressed file that is read little by little, so that its position tells how far its contents were read."""
-
-    _file: IO[bytes]
-
-    def read(self, size: int) -> bytes:
-        """Read at most `PIECE_BYTES`."""
-        return self._file.read(min(size, PIECE_BYTES))
-
-
-def _csv_rows(file: Any, position: Callable[[], int] | None) -> Iterator[JobRow]:
+def _csv_rows(file: Any) -> Iterator[JobRow]:
     csv.field_size_limit(MAX_ROW_BYTES)
     text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
-    counted = _Counted(text)
-    table = csv.reader(counted)
+    first = next(text, "")
+    if first.startswith(UTF16):
+        raise BadInput("the input is UTF-16; write it as UTF-8, as with iconv -f UTF-16 -t UTF-8")
+    lines = _Lines(chain([first], text))
+    delimiter = next((mark for mark in ";\t" if mark in first and "," not in first), ",")
+    table = csv.reader(lines, delimiter=delimiter)
     names: list[str] | None = None
     number, line = 0, 1
     try:
         for values in table:
-            if counted.is_over:  # each other row is there before the reader asks for a line behind it
+            if lines.is_over:  # each other row is there before the reader asks for a line behind it
                 raise BadInput(f"the input is not CSV: a quote in the row of line {line:,} is never closed; close it")
             if values and names is None:
                 names = values
             elif values and names is not None:
-                yield _csv_row(number, names, values, position() if position else counted.done_bytes)
+                yield _csv_row(number, names, values, line)
                 number += 1
             line = table.line_num + 1
     except csv.Error as error:
@@ -383,7 +370,7 @@ def _csv_rows(file: Any, position: Callable[[], int] | None) -> Iterator[JobRow]
             text.detach()
 
 
-def _csv_row(number: int, names: Sequence[str], values: Sequence[str], end_bytes: int) -> JobRow:
+def _csv_row(number: int, names: Sequence[str], values: Sequence[str], line: int) -> JobRow:
     """A row with a value for each name: where some are missing they are empty, and where there are more it is bad."""
     fields = {name: value for name, value in zip_longest(names, values[: len(names)], fillvalue="") if name}
     more, fault = values[len(names) :], ""
@@ -395,40 +382,36 @@ def _csv_row(number: int, names: Sequence[str], values: Sequence[str], end_bytes
             'needs quotes around it ("a, b")'
         )
     digest = xxhash.xxh3_64_intdigest(written.encode("utf-8", "surrogateescape"))
-    return JobRow(number, fields, digest, end_bytes, fault)
+    return JobRow(number, fields, digest, line, fault)
 
 
-class _Counted:
-    """The lines of a text, and how many bytes they had."""
+@attrs.define
+class _Lines:
+    """Lines, and whether there is no other."""
 
-    def __init__(self, text: io.TextIOWrapper) -> None:
-        self._text = text
-        self.done_bytes = 0
-        self.is_over = False
-        """There is no other line."""
+    _lines: Iterable[str]
+    is_over: bool = False
 
     def __iter__(self) -> Iterator[str]:
-        for line in self._text:
-            self.done_bytes += len(line.encode("utf-8", "surrogateescape"))
-            yield line
+        yield from self._lines
         self.is_over = True
 
 
 def _object(data: bytes | Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(data, bytes):
         if any(not isinstance(cell, str) or not is_utf8(cell) for cell in data.values()):
-            raise BadRow(NOT_UTF8)
+            raise BadRow(NOT_UTF8, "invalid_json_line")
         return data
     try:
         value = json_bytes.loads(data)
     except ValueError as error:
         if not _is_utf8(data):
-            raise BadRow(NOT_UTF8) from None
+            raise BadRow(NOT_UTF8, "invalid_json_line") from None
         fault = re.sub(r": line 1 (column \d+) .*", r" at \1", json_bytes.fault(error))  # line 1 is the file's to many
         hint = "; each line must be a JSON object of its own" if fault.startswith("is not JSON") else ""
-        raise BadRow(f"the row {fault}{hint}") from None
+        raise BadRow(f"the row {fault}{hint}", "invalid_json_line") from None
     if not isinstance(value, dict):
-        raise BadRow(f"the row must be a JSON object, not {_shown(value)}")
+        raise BadRow(f"the row must be a JSON object, not {_shown(value)}", "invalid_json_line")
     return value
 
 

@@ -220,7 +220,7 @@ class Runner:
         block: list[RowWork] = []
         n_bytes = 0
         while (row := self._row()) is not None:
-            self.tally.passed(row.end_bytes)
+            self.tally.passed_rows += 1
             known = self.results.finished.find(row.number)
             if known is not None:
                 self._check_row(row, known)
@@ -230,7 +230,7 @@ class Runner:
             if len(block) == (1 if self.is_live else BLOCK_ROWS) or n_bytes >= BLOCK_BYTES:
                 break
         else:
-            self.tally.passed_all()
+            self.tally.total_rows = self.tally.passed_rows
         return block
 
     def _row(self) -> JobRow | None:
@@ -308,7 +308,6 @@ class Runner:
             waited = self._ended.pop(row.number)
             if waited is not None:
                 self._due.append(waited)
-            self.tally.input_bytes = row.end_bytes
         self.tally.unwritten += 1
         self.tally.unwritten_failed += ended.is_failed
         self.tally.kept = len(self._ended) if self.in_order else 0

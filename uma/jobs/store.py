@@ -70,6 +70,15 @@ class StoredFile:
     created_at: int = attrs.field(factory=lambda: int(time.time()))
 
 
+@attrs.frozen
+class RowFault:
+    """What is wrong with a batch's file."""
+
+    code: str
+    message: str
+    line: int | None = None
+
+
 @attrs.frozen(kw_only=True)
 class StoredBatch:
     """A batch, as OpenAI tells of one. Times are Unix time."""
@@ -92,6 +101,8 @@ class StoredBatch:
     error_file_id: str | None = None
     error: str | None = None
     """Why it has failed as a whole."""
+    faults: list[RowFault] = attrs.field(factory=list)
+    """Why it has failed before a row ran."""
 
     def now(self, status: JobStatus, **more: Any) -> StoredBatch:
         """A copy in another state."""

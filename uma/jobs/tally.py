@@ -51,26 +51,16 @@ class Tally:
     """Rows that have ended, and whose results are not written yet: those that are `kept`, and what the disk gets."""
     unwritten_failed: int = 0
     """Rows of these that failed."""
-    total_bytes: int = 0
-    """Bytes of the input; 0: not known."""
     total_rows: int | None = None
     """Rows of the input; None: not known."""
-    input_bytes: int = 0
-    """Bytes of the input up to the last row before which all have ended."""
     passed_rows: int = 0
     """Rows of the input up to the last one that was read."""
-    passed_bytes: int = 0
     loading: str = ""
     """What the load does that the rows wait for; see `RowAsk.loading`."""
     _ended_prompt_tokens: int = 0
     _ended_completion_tokens: int = 0
     _progress: dict[str, Progress] = attrs.field(factory=dict)
     """Progress of rows that run, by their requests' ids, when it was asked for last."""
-
-    def passed(self, end_bytes: int) -> None:
-        """A row was read, which ends there."""
-        self.passed_rows += 1
-        self.passed_bytes = end_bytes
 
     def begin(self) -> None:
         """A row is asked."""
@@ -116,17 +106,12 @@ class Tally:
         """Written in this run."""
         return self._ended_completion_tokens + sum(progress.completion_tokens for progress in self._progress.values())
 
-    def passed_all(self) -> None:
-        """The input has been read to its end."""
-        self.total_rows = self.passed_rows
-
     @property
     def share(self) -> float | None:
         """How much of the input has ended; None where that is not known."""
-        if self.total_rows is not None:
-            return min(1.0, self.ended_rows / self.total_rows) if self.total_rows else 1.0
-        behind_bytes = self.kept * self.passed_bytes / max(self.passed_rows, 1)
-        return min(1.0, (self.input_bytes + behind_bytes) / self.total_bytes) if self.total_bytes else None
+        if self.total_rows is None:
+            return None
+        return min(1.0, self.ended_rows / self.total_rows) if self.total_rows else 1.0
 
     def fails(self, why: str, row: int) -> None:
         """A row failed in this run."""
