@@ -22,7 +22,7 @@ import trio
 from uma import figures, posix
 from uma.cli import describe, words
 from uma.cli.options import load_settings
-from uma.client import connect, dialled
+from uma.client import connect
 from uma.config import RuntimeConfig
 from uma.engine import sizing
 from uma.engine.ledger import planned
@@ -36,7 +36,7 @@ from uma.net.logfmt import unlogged
 from uma.net.place import objection
 from uma.server import socketfile
 from uma.server.users import Users
-from uma.types import ListedModel, LoadState
+from uma.types import ListedModel
 from uma.version import __version__
 
 BUILD_FLAGS = {"avx2": "AVX2", "fma": "FMA", "f16c": "F16C", "avx512f": "AVX512", "asimddp": "DOTPROD"}
@@ -389,12 +389,8 @@ async def _ask_server(config: RuntimeConfig) -> Check:
                 health, several = await client.health(), client.info.models
                 card = words.model_line(client.info.model)
                 listed = await client.models() if several else ()
-        except Loading:
-            async with dialled(config.socket) as client:
-                health = await client.health(probe=False)
-            if health.status != "loading":
-                raise
-            return Check("server", f"its model: {LoadState(health.loading_percent or 0).words}")
+        except Loading as error:
+            return Check("server", error.message)
     if paused_sec := health.paused_sec:
         return Check("server", f"{words.paused(paused_sec)}: it computes nothing", "`uma resume` continues")
     if several and health.status == "ok":

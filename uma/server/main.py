@@ -244,7 +244,6 @@ class ServerRun:
     """What is undone once all has ended."""
     code: int = 0
     """What the process ends with: a person's Ctrl-C is told from an orderly stop, as by any other command."""
-    _n_ended: int = 0
     load_ended: trio.Event = attrs.field(factory=trio.Event)
     """The model is loaded, or will not be."""
     ended: trio.Event = attrs.field(factory=trio.Event)
@@ -253,8 +252,7 @@ class ServerRun:
         """Serve to the end; the last of the services lets `ended` say so."""
         with self.server.counted():
             await service.serve(task_status=task_status)
-        self._n_ended += 1
-        if self._n_ended == len(self.services):
+        if not self.server.serving:
             self.ended.set()
 
     async def watch(self, signals: AsyncIterator[int]) -> None:

@@ -45,7 +45,7 @@ class Server(ConnectionHost):
         super().__init__(engine, config)
         self._refused: set[Connection] = set()
         self._gone = trio.lowlevel.ParkingLot()
-        self._serving = 0
+        self.serving = 0
         """Services of its process that have not ended, itself among them."""
         self._farewell: UmaError | None = None
         """Why no session is accepted any more."""
@@ -117,11 +117,11 @@ class Server(ConnectionHost):
     @contextmanager
     def counted(self) -> Iterator[None]:
         """A service of its process serves in the block: a drain waits for it, and meanwhile the socket says so."""
-        self._serving += 1
+        self.serving += 1
         try:
             yield
         finally:
-            self._serving -= 1
+            self.serving -= 1
             self._gone.unpark_all()
 
     def _note_shortage(self, error: OSError) -> None:
@@ -175,7 +175,7 @@ class Server(ConnectionHost):
         await self._log_drain()
         await trio.lowlevel.checkpoint()  # sessions that wait in the backlog are told too
         with self._draining:
-            while self._connections or self._serving > 1:
+            while self._connections or self.serving > 1:
                 await self._gone.park()
         if file is not None:
             file.remove()
