@@ -72,20 +72,19 @@ def servers() -> None:
             "Qwen3-VL-30B-A3B-Instruct-UD-Q4_K_XL", "/d", 1, memory_bytes=22 * GB, fits=False, failure=too_large
         ),
     )
-    show_servers(
-        [
-            Running(
-                31914,
-                socket,
-                "3 models",
-                2,
-                datetime(2026, 1, 31, 12, tzinfo=UTC),
-                models=several,
-                memory_budget_bytes=8192 * 2**20,
-            ),
-            Running(8, "/tmp/loading/uma.sock", loading_percent=99),
-        ]
-    )
+    found = [
+        Running(
+            31914,
+            socket,
+            "3 models",
+            2,
+            datetime(2026, 1, 31, 12, tzinfo=UTC),
+            models=several,
+            memory_budget_bytes=8192 * 2**20,
+        ),
+        Running(8, "/tmp/loading/uma.sock", loading_percent=99),
+    ]
+    show_servers(found, found)
 
 
 def checks() -> None:

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from adapters import write_adapter
 
 from harness import RunInProcessText
 from models import write_encoder, write_large_cells, write_model
@@ -95,6 +96,19 @@ def test_names_of_tables_are_models_that_are_here_and_an_alias_is_one_models(tmp
     shelf = Shelf("all", environ, tables={"alpha": ModelSettings(("quick",))})
     shelf.read()
     assert shelf.named("QUICK").name == "alpha"
+
+
+def test_a_file_that_is_no_lora_adapter_of_its_model_is_told_at_the_start_with_its_table(tmp_path: Path) -> None:
+    model, environ = write_model(tmp_path / "alpha.gguf"), {"UMA_MODELS": str(tmp_path)}
+
+    def read(lora: Path) -> None:
+        table = ModelSettings(values={"lora": f"fine={lora}"}, where='uma.toml: [models."alpha"]')
+        Shelf("all", environ, tables={"alpha": table}).read()
+
+    read(write_adapter(tmp_path / "adapter.gguf", model))
+    for wrong, problem in ((model, "adapter"), (tmp_path / "none.gguf", "none.gguf")):
+        with pytest.raises(ModelError, match=rf'^uma\.toml: \[models\."alpha"\]: lora: .*{problem}'):
+            read(wrong)
 
 
 def test_a_broken_file_is_no_unknown_name_and_an_ending_in_capitals_is_one_too(tmp_path: Path) -> None:

@@ -77,8 +77,9 @@ def main(options: argparse.Namespace) -> int:
         if options.json:
             print(json_text([_as_json(server) for server in found], indent=2))
         elif found:
-            show_servers(found)
-            if found[0].socket != str(Path(loaded.config.socket)):
+            is_here = found[0].socket == str(Path(loaded.config.socket))
+            show_servers(found, found[:1] if is_here else found)
+            if not is_here:
                 say.note(f"none on {loaded.config.socket}, the one that commands use; --socket names one of these")
             elif len(found) > 1:
                 of = loaded.origins["socket"]
@@ -91,10 +92,10 @@ def main(options: argparse.Namespace) -> int:
     return run(show)
 
 
-def show_servers(found: Sequence[Running]) -> None:
-    """Write them for people to standard output."""
+def show_servers(found: Sequence[Running], detailed: Sequence[Running]) -> None:
+    """Write them for people to standard output, with the models of those that are `detailed`."""
     print_table(COLUMNS, [_row(server) for server in found], spare=SPARE, key="socket")
-    for server in found:
+    for server in detailed:
         if server.models:
             budget = server.memory_budget_bytes
             most = f", {figures.size(budget)} together at most (--memory)" if budget else ""
@@ -222,4 +223,4 @@ def _leaves(model: ListedModel) -> str:
         return "pinned"
     if model.leaves_in_sec is not None:
         return f"leaves in {timedelta(seconds=round(model.leaves_in_sec))}"
-    return "leaves when its memory is needed" if model.state == "loaded" else ""
+    return "leaves when its memory is needed" if model.state == "loaded" and not model.running else ""

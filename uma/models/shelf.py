@@ -8,8 +8,9 @@ from pathlib import Path
 
 import attrs
 
-from uma.config import ALL_MODELS, BUILTIN, ModelSettings
+from uma.config import ALL_MODELS, BUILTIN, ModelSettings, adapters_of
 from uma.errors import ModelError, ModelUnusable
+from uma.llama import adapters, header
 from uma.models import catalog
 from uma.models.catalog import ModelFile
 from uma.models.names import meant, one_meant
@@ -44,7 +45,8 @@ class Shelf:
 
     def read(self) -> None:
         """Look for what is here now. Raises `ModelError` where one that was chosen, or has settings, is not, or cannot
-        be loaded; at a later look it is left out, and so are its settings, unless no other one is there.
+        be loaded, or a LoRA adapter of its settings not with it; at a later look it is left out, and so are its
+        settings, unless no other one is there.
         """
         places = find(self.environ)  # before they are read: what comes meanwhile is seen at the next look
         found = catalog.available(self.environ)
@@ -59,13 +61,16 @@ class Shelf:
             sound[:0] = self._chosen(self.default, found)
         if not sound:
             raise ModelError(f"{self.chosen}: no file of these models is there any longer")
-        settings = {
-            file.name: table
+        of_tables = [
+            (file, table)
             for name, table in self.tables.items()
             if name != ALL_MODELS
             for file in self._chosen(name, found)
-        }
+        ]
+        settings = {file.name: table for file, table in of_tables}
         _check_aliases(settings)
+        for file, table in () if self._files else of_tables:
+            _check_adapters(table, file.path)
         self._files, self._settings = {file.name: file for file in sound}, settings
         self._states |= {file.name: state_of(file.path) for file in sound}
         served = dict.fromkeys((*self._was_there, *(file.path for file in sound)))
@@ -133,11 +138,21 @@ class Shelf:
         names = {name: (name, *file.also, *self.settings_of(file).alias) for name, file in self._files.items()}
         if len(broken := meant(asked, {name: (name,) for name in self._broken})) == 1 and not meant(asked, names):
             raise ModelUnusable(f"model: {self._broken[broken[0]].problem}")
-        adapters = {name: settings.adapters for name, settings in self._settings.items() if name in names}
-        return self._files[one_meant(asked, names, adapters)]
+        adapted = {name: settings.adapters for name, settings in self._settings.items() if name in names}
+        return self._files[one_meant(asked, names, adapted)]
 
 
 _NOTHING = ModelSettings()
+
+
+def _check_adapters(table: ModelSettings, model: Path) -> None:
+    """Raise `ModelError` where a LoRA adapter of this model's table is none of this model."""
+    parts = [part.path for part in header.read_parts(model)]
+    for adapter in adapters_of(table.values.get("lora", "")):
+        try:
+            adapters.check(Path(adapter.path), parts)
+        except ModelError as error:
+            raise ModelError(f"{table.where}: lora: {error.message}") from error
 
 
 def _check_aliases(settings: Mapping[str, ModelSettings]) -> None:
