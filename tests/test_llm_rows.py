@@ -9,6 +9,7 @@ import pickle
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,15 @@ from uma.errors import (
     WrongValues,
 )
 from uma.jobs import JobChanged
+from uma.types import GRAMMAR_FIELDS, DecisionQuestion, EmbedRequest, RerankRequest
 
 SETTINGS: dict[str, Any] = {"n_ctx": 4_096, "threads": 1, "n_gpu_layers": 0, "max_sequences": 4}
 SHORT = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
+
+
+def kept(given: Any) -> Any:
+    """The same, of no type that mypy would check."""
+    return given
 
 
 @pytest.fixture(scope="module")
@@ -128,9 +135,32 @@ def test_a_grammar_s_fields_are_taken_as_sampling_parameters_one_at_a_time(llm: 
         with pytest.raises(ValueError, match=f"grammar: {next(iter(fields))} says"):
             SamplingParams(**fields, grammar=Grammar(regex="x"))
     with pytest.raises(ValueError, match="these came: regex, choice"):
-        SamplingParams(regex="a", choice=["b"])  # type: ignore[call-arg]
+        SamplingParams(regex="a", choice=["b"])
     (out,) = llm.generate("Once", {"choice": ["yes", "no"], "max_tokens": 8})
     assert out.outputs[0].text in ("yes", "no")
+
+
+def test_a_grammar_s_fields_are_in_the_signature_of_sampling_parameters_and_can_be_read() -> None:
+    assert {*GRAMMAR_FIELDS} <= {*signature(SamplingParams).parameters}
+    assert SamplingParams(regex="yes|no").regex == "yes|no"
+    assert SamplingParams(regex="yes|no").choice is SamplingParams().regex is None
+
+
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [
+        (lambda: SamplingParams(choice="yes"), "choice"),
+        (lambda: Grammar(choice="yes"), "choice"),
+        (lambda: EmbedRequest("1", "a fox"), "texts"),
+        (lambda: RerankRequest("1", query="a fox", documents="a fox"), "documents"),
+        (lambda: DecisionQuestion.choice("Which?", kept("yes")), "options"),
+        (lambda: Request("1", token_ids="12"), "token_ids"),
+        (lambda: Request("1", token_ids=kept(12)), "token_ids"),
+    ],
+)
+def test_a_text_where_a_list_belongs_is_not_taken_for_its_letters(make: Callable[[], Any], field: str) -> None:
+    with pytest.raises(WrongValues, match=f"^{field}: expected a list of "):
+        make()
 
 
 def test_a_copy_of_parameters_has_the_changes_checked_and_a_field_that_is_set_says_how(llm: LLM) -> None:

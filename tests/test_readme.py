@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from http_server import HttpServer
 
-from harness import run_to_end
+from harness import clean_environ, run_to_end
 from uma.cli.parser import build_parser
 
 ROOT = Path(__file__).parent.parent
@@ -48,6 +48,21 @@ def run_example(snippet: str) -> tuple[str, str]:
 
 def test_every_snippet_runs_with_what_an_installation_has() -> None:
     assert [each for each in SNIPPETS if ".gguf" in each] == []
+
+
+def test_every_snippet_of_the_library_passes_a_type_checker(tmp_path: Path) -> None:
+    pytest.importorskip("mypy", exc_type=ImportError)
+    pages = [ROOT / name for name in ("README.md", "docs/python.md", "docs/decisions.md")]
+    blocks = [
+        block for page in pages for block in re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+    ]
+    files = [tmp_path / f"block_{index}.py" for index in range(len(blocks))]
+    for file, block in zip(files, blocks, strict=True):
+        file.write_text(block, encoding="utf-8")
+    options = ("--config-file=", "--ignore-missing-imports", "--follow-imports=silent", f"--cache-dir={tmp_path}/cache")
+    environ = {**clean_environ(), "MYPYPATH": str(ROOT)}
+    done = run_to_end(sys.executable, "-m", "mypy", *options, *map(str, files), environ=environ)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_loop_tells_of_the_prompt_that_failed_and_goes_on() -> None:

@@ -111,15 +111,15 @@ def test_an_integer_of_a_class_has_bounds_where_it_says_none_and_of_a_dict_it_ha
     for kind in (Bounded, Wheel):
         assert not LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(json.dumps(schema_of(kind))))
     plain = {"type": "integer"}
-    assert SamplingParams(json_schema=plain).grammar == Grammar(json_schema=plain)  # type: ignore[call-arg]
+    assert SamplingParams(json_schema=plain).grammar == Grammar(json_schema=plain)
 
 
 def test_a_sampling_parameter_takes_classes_and_dicts_as_schema() -> None:
-    assert SamplingParams(json_schema=Told).grammar == Grammar(json_schema={"type": "object", "title": "Told"})  # type: ignore[call-arg]
-    assert SamplingParams(json_schema=Wheel).grammar == Grammar(json_schema=schema_of(Wheel))  # type: ignore[call-arg]
-    assert SamplingParams(json_schema={"type": "object"}).grammar == Grammar(json_schema={"type": "object"})  # type: ignore[call-arg]
+    assert SamplingParams(json_schema=Told).grammar == Grammar(json_schema={"type": "object", "title": "Told"})
+    assert SamplingParams(json_schema=Wheel).grammar == Grammar(json_schema=schema_of(Wheel))
+    assert SamplingParams(json_schema={"type": "object"}).grammar == Grammar(json_schema={"type": "object"})
     with pytest.raises(ValueError, match="json_schema: expected a class of pydantic"):
-        SamplingParams(json_schema=int)  # type: ignore[call-arg]
+        SamplingParams(json_schema=int)
 
 
 @pytest.mark.parametrize(

@@ -12,16 +12,16 @@ MAX_MEMBERS = 512
 """Maximum members of one object in a JSON Schema: the time to compile it grows with their square, 5,000 take 10 s."""
 
 
-def tuple_or_none(items: Iterable[Any] | None) -> tuple[Any, ...] | None:
-    """A tuple of the items; None stays None."""
-    return None if items is None else tuple(items)
+def tuple_or_none(items: Iterable[Any] | None) -> Any:
+    """A tuple of the items. A text, what has no items, and None are returned unchanged, for `check` to refuse by name:
+    the items of a text would be its letters.
+    """
+    return tuple(items) if isinstance(items, Iterable) and not isinstance(items, str | bytes | Mapping) else items
 
 
 def tuple_of_strings(given: str | Iterable[str] | None) -> Any:
     """One string, several or None as a tuple. Anything else is returned unchanged, for `check` to refuse by name."""
-    if given is None or isinstance(given, str):
-        return () if given is None else (given,)
-    return tuple(given) if isinstance(given, Iterable) and not isinstance(given, bytes | Mapping) else given
+    return tuple_or_none(() if given is None else (given,) if isinstance(given, str) else given)
 
 
 MOST_SHOWN = 200

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import wraps
+from inspect import Parameter, signature
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import attrs
 
@@ -97,8 +98,30 @@ class Grammar:
             raise WrongValues(Wrong("grammar", f"give exactly one of {', '.join(GRAMMAR_FIELDS)}; {came}"))
 
 
+if TYPE_CHECKING:
+
+    @attrs.frozen(kw_only=True)
+    class _GrammarInShort:
+        """`Grammar`'s fields as keywords of a class, for type checkers: `_grammar_in_short` is what takes them."""
+
+        json_schema: type | Mapping[str, Any] | None = None
+        json_object: Literal[True] | None = None
+        regex: str | None = None
+        choice: Sequence[str] | None = None
+        lark: str | None = None
+        gbnf: str | None = None
+else:
+    _GrammarInShort = object
+
+
+def _of_grammar(name: str) -> property:
+    return property(lambda params: getattr(params.grammar, name, None))
+
+
 def _grammar_in_short(cls: type[T]) -> type[T]:
-    """Lets a class with a field `grammar` take `Grammar`'s fields in its place: `SamplingParams(regex="yes|no")`."""
+    """Lets a class with a field `grammar` take `Grammar`'s fields in its place: `SamplingParams(regex="yes|no")`. The
+    signature has them, and each reads as that field of `grammar`.
+    """
     make, known = cls.__init__, {field.name for field in attrs.fields(cls)}  # type: ignore[arg-type]
 
     @wraps(make)
@@ -122,6 +145,11 @@ def _grammar_in_short(cls: type[T]) -> type[T]:
             )
         make(self, *args, **(fields | {"grammar": Grammar(**short)} if short else fields))
 
+    told = signature(make)
+    more = [Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in GRAMMAR_FIELDS]
+    init.__signature__ = told.replace(parameters=[*told.parameters.values(), *more])  # type: ignore[attr-defined]
+    for name in GRAMMAR_FIELDS:
+        setattr(cls, name, _of_grammar(name))
     cls.__init__ = init  # type: ignore[assignment]
     return cls
 
@@ -136,7 +164,7 @@ NO_LIMIT = "; without it the engine's limit holds, and a number over what the co
 
 @_grammar_in_short
 @attrs.frozen(repr=False)
-class SamplingParams:
+class SamplingParams(_GrammarInShort):
     """Parameters of sampling, and when an answer ends. Values are checked on construction (`ValueError`).
 
     The steps run in the order of llama.cpp's default chain: logit bias, grammar, penalties, DRY, top-n-sigma, top-k,
