@@ -126,7 +126,7 @@ def explained() -> None:
 
 def offers() -> None:
     found = [
-        Offer(f"Qwen2.5-Coder-7B-Instruct-{name}", (RemoteFile(f"{name}.gguf", at * GB, "", ""),) * 2)
+        Offer(f"Qwen2.5-Coder-7B-Instruct-{name}", (RemoteFile(f"{name}.gguf", at * GB, ""),) * 2)
         for at, name in enumerate(("Q2_K", "Q4_K_M", "Q8_0"), 2)
     ]
     show_offers(

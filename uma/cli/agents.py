@@ -134,7 +134,6 @@ def _pi(place: AgentPlace) -> Start:
 
 
 def _pi_provider(place: AgentPlace) -> dict[str, Any]:
-    """A provider as pi has it, and OpenClaw, which is made of it."""
     model = {
         "id": place.model,
         "name": place.model,
@@ -204,18 +203,6 @@ def _hermes(place: AgentPlace) -> Start:
     return Start(variables={"HERMES_MANAGED_DIR": str(place.folder)})
 
 
-def _openclaw(place: AgentPlace) -> Start:
-    provider = {**_pi_provider(place), "apiKey": place.key}
-    config = {
-        "gateway": {"mode": "local"},
-        "models": {"mode": "merge", "providers": {"uma": provider}},
-        "agents": {"defaults": {"model": {"primary": f"uma/{place.model}"}}},
-    }
-    file = place.folder / "openclaw.json"
-    file.write_text(json.dumps(config))
-    return Start(variables={"OPENCLAW_CONFIG_PATH": str(file)})
-
-
 def _output_tokens(place: AgentPlace) -> int:
     """A quarter of the context is kept for an answer."""
     return max(1, place.context_tokens // 4)
@@ -232,6 +219,5 @@ AGENTS: Mapping[str, Agent] = {
     "continue": Agent("cn", "npm install -g @continuedev/cli", _continue),
     "cline": Agent("cline", "npm install -g cline", _cline),
     "hermes": Agent("hermes", "python -m pip install hermes-agent", _hermes),
-    "openclaw": Agent("openclaw", "npm install -g openclaw", _openclaw),
 }
 """Agents by the name that `uma launch` takes."""

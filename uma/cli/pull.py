@@ -15,7 +15,7 @@ from uma.cli import say, words
 from uma.cli.memory import fits, memory_bytes
 from uma.cli.sanitize import sanitize_line
 from uma.cli.table import print_table
-from uma.errors import ConfigError, ModelError, UmaError
+from uma.errors import ConfigError, ModelError
 from uma.models import catalog, hub, places
 from uma.models.pull import Pull
 
@@ -37,8 +37,6 @@ def main(options: argparse.Namespace) -> int:
     if cache is None:
         raise ConfigError("there is no folder for the Hugging Face cache: name one by HF_HOME")
     endpoint = hub.endpoint_of(os.environ)
-    if hub.is_offline(os.environ):
-        return _offline(options.reference)
     listing = hub.listing(reference, endpoint)
     memory = memory_bytes()
     if options.list:
@@ -60,16 +58,6 @@ def main(options: argparse.Namespace) -> int:
     path = pull.run()
     say.note(f"{size} {here}: uma chat {catalog.short_name(path, os.environ)}")
     print(sanitize_line(str(path)))
-    return 0
-
-
-def _offline(name: str) -> int:
-    """The path of what is here. Raises `UmaError` where it is not."""
-    try:
-        print(sanitize_line(str(catalog.named(name, os.environ).path)))
-    except ModelError as error:
-        why = error.message.partition("; `uma models`")[0]
-        raise UmaError(f"{why}. Offline: HF_HUB_OFFLINE is set; unset it to pull") from None
     return 0
 
 

@@ -54,14 +54,8 @@ class RemoteFile:
 
     path: str
     size_bytes: int
-    sha256: str | None
-    """None for a file that git keeps by itself, which small ones are."""
-    git_sha1: str
-
-    @property
-    def key(self) -> str:
-        """Checksum of the file, which is its name in the cache."""
-        return self.sha256 or self.git_sha1
+    sha256: str
+    """Its checksum, which is its name in the cache."""
 
 
 @attrs.frozen
@@ -173,12 +167,6 @@ def is_inside(path: str) -> bool:
     return bool(parts) and not path.startswith("/") and ".." not in parts and "\\" not in path and "\0" not in path
 
 
-def is_offline(environ: Mapping[str, str]) -> bool:
-    """Whether the user has told `huggingface_hub` to ask nothing of the network."""
-    names = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-    return any(environ.get(name, "").upper() in {"1", "ON", "YES", "TRUE"} for name in names)
-
-
 def listing(reference: Reference, endpoint: str | None) -> Listing:
     """What the repository has. Raises `ModelError` where there is none, `UmaError` where the hub does not tell."""
     from huggingface_hub import constants  # noqa: PLC0415
@@ -194,10 +182,11 @@ def listing(reference: Reference, endpoint: str | None) -> Listing:
         hf_raise_for_status(response)
     try:
         info = response.json()
-        commit, files = str(info["sha"]), [_file_of(entry) for entry in info.get("siblings") or ()]
+        entries = [entry for entry in info.get("siblings") or () if str(entry["rfilename"]).endswith(".gguf")]
+        commit, files = str(info["sha"]), [_file_of(entry) for entry in entries]
     except (ValueError, LookupError, TypeError, AttributeError):
         commit, files = "", []
-    keys = [commit, *(file.key for file in files)]
+    keys = [commit, *(file.sha256 for file in files)]
     if not all(re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", key) for key in keys):
         raise UmaError(f"{reference.repository}: the hub's answer has no checksums; look at HF_ENDPOINT")
     return Listing(reference, commit, tuple(_offers(files)), tuple(filter(_is_projector, files)))
@@ -216,8 +205,7 @@ def headers() -> dict[str, str]:
 
 def _file_of(entry: Mapping[str, Any]) -> RemoteFile:
     lfs = entry.get("lfs") or {}
-    size, sha256 = lfs.get("size", entry.get("size")), lfs.get("sha256")
-    return RemoteFile(str(entry["rfilename"]), int(size or 0), sha256 and str(sha256), str(entry.get("blobId") or ""))
+    return RemoteFile(str(entry["rfilename"]), int(lfs.get("size") or 0), str(lfs.get("sha256")))
 
 
 def _offers(files: list[RemoteFile]) -> Iterator[Offer]:
@@ -247,6 +235,8 @@ def explained(reference: Reference, endpoint: str | None, kept: str = "") -> Ite
     hub, repository = endpoint or f"https://{HOSTS[0]}", reference.repository
     try:
         yield
+    except errors.OfflineModeIsEnabled:
+        raise UmaError(f"{repository}: HF_HUB_OFFLINE is set; unset it to pull") from None
     except errors.GatedRepoError:
         raise UmaError(
             f"{repository}: is gated; accept its terms at {hub}/{repository}, and set HF_TOKEN to a token of yours"

@@ -13,7 +13,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from hashlib import sha1, sha256
+from hashlib import sha256
 from http import HTTPStatus
 from pathlib import Path
 from typing import IO, Any
@@ -71,7 +71,7 @@ class Pull:
         return self.cache / f"models--{self.listing.reference.repository.replace('/', '--')}"
 
     def _blob(self, file: RemoteFile) -> Path:
-        return self._folder / "blobs" / file.key
+        return self._folder / "blobs" / file.sha256
 
     def _partial(self, file: RemoteFile) -> Path:
         blob = self._blob(file)
@@ -99,7 +99,7 @@ class Pull:
         from huggingface_hub.utils import WeakFileLock  # noqa: PLC0415
 
         blob, partial = self._blob(file), self._partial(file)
-        lock = self.cache / ".locks" / self._folder.name / f"{file.key}.lock"
+        lock = self.cache / ".locks" / self._folder.name / f"{file.sha256}.lock"
         for path in (blob, lock):
             path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -108,10 +108,10 @@ class Pull:
                     return
                 with partial.open("ab+", buffering=0) as out:
                     checksum = self._load(file, out, before)
-                if checksum != file.key:
+                if checksum != file.sha256:
                     partial.unlink()
                     raise UmaError(
-                        f"{file.path}: came with a wrong checksum ({checksum[:12]}…, not {file.key[:12]}…) and was "
+                        f"{file.path}: came with a wrong checksum ({checksum[:12]}…, not {file.sha256[:12]}…) and was "
                         "deleted; pull it again"
                     )
                 partial.replace(blob)
@@ -122,7 +122,7 @@ class Pull:
         """Write what is missing of a file; the checksum of all of it."""
         from huggingface_hub.errors import HfHubHTTPError  # noqa: PLC0415
 
-        have, hashed = 0, _hash(file)
+        have, hashed = 0, sha256()
         if os.fstat(out.fileno()).st_size > file.size_bytes:
             out.truncate(0)
         out.seek(0)
@@ -139,7 +139,7 @@ class Pull:
                     with self._stream(file, have) as response:
                         if have and response.status_code != HTTPStatus.PARTIAL_CONTENT:
                             out.truncate(0)
-                            have, hashed = 0, _hash(file)
+                            have, hashed = 0, sha256()
                         for chunk in response.iter_raw():
                             _write(out, chunk)
                             hashed.update(chunk)
@@ -155,7 +155,7 @@ class Pull:
                 if n_failed == len(RETRY_SEC):
                     raise failure or UmaError(f"{file.path}: the hub sends {have:,} bytes and no more; try again")
                 time.sleep(RETRY_SEC[n_failed])
-        return str(hashed.hexdigest())
+        return hashed.hexdigest()
 
     @contextmanager
     def _stream(self, file: RemoteFile, start: int) -> Iterator[Any]:
@@ -188,13 +188,6 @@ class Pull:
             new.write_text(self.listing.commit)
             new.replace(ref)
         return snapshot / self.offer.files[0].path
-
-
-def _hash(file: RemoteFile) -> Any:
-    """SHA-256, or git's checksum of a file that git keeps by itself."""
-    if file.sha256 is not None:
-        return sha256()
-    return sha1(b"blob %d\0" % file.size_bytes, usedforsecurity=False)
 
 
 def _write(out: IO[bytes], chunk: bytes) -> None:

@@ -34,14 +34,12 @@ class HubDownload(Download):
     def run(self) -> None:
         """Fetch it. Raises `UmaError`."""
         cache, endpoint = places.hub_cache(os.environ), hub.endpoint_of(os.environ)
-        if hub.is_offline(os.environ):
-            raise UmaError("offline: HF_HUB_OFFLINE is set; unset it to pull")
         if cache is None:
             raise UmaError("there is no folder for the Hugging Face cache: name one by HF_HOME")
         listing = hub.listing(self.reference, endpoint)
         offer = listing.choose()
         offer = offer.beside(listing.projector_of(offer))
-        self.digest, self.total_bytes = offer.files[0].key, offer.size_bytes
+        self.digest, self.total_bytes = offer.files[0].sha256, offer.size_bytes
         try:
             Pull(listing, offer, cache, endpoint, self._note).run()
         except OSError as error:
