@@ -55,7 +55,7 @@ class RemoteFile:
     path: str
     size_bytes: int
     sha256: str
-    """Its checksum, which is its name in the cache."""
+    """Checksum of the file, which is its name in the cache."""
 
 
 @attrs.frozen
