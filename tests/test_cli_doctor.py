@@ -354,15 +354,6 @@ def test_a_server_that_is_paused_is_told_with_what_ends_that(capsys: Capsys, ser
     assert found["server"]["todo"] == "`uma resume` continues"
 
 
-def test_servers_on_other_sockets_are_told_as_uma_ps_tells_them(
-    capsys: Capsys, server: ServerProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ps, "listening_sockets", lambda: [server.socket])
-    _, found = run(capsys)
-    assert found["server"]["finding"].startswith("none runs")
-    assert found["other servers"]["finding"] == f"builtin on {server.socket}"
-
-
 def test_a_socket_that_a_dead_server_left_is_in_no_servers_way(capsys: Capsys, socket_dir: Path) -> None:
     import socket
 

@@ -39,7 +39,7 @@ def main(options: argparse.Namespace) -> int:
         missing = [Check("served models", "not all of those that the settings name are here", error.message)]
     servers = _servers(loaded)
     pids = [server.pid for server in servers if server.pid is not None]
-    found = [*examine(loaded.config, pids), *_other_servers(loaded, servers), *missing]
+    found = [*examine(loaded.config, pids), *missing]
     needs_doing = any(check.todo for check in found)
     if options.json:
         every = [attrs.asdict(result, filter=attrs.filters.exclude("is_detail")) for result in found]
@@ -75,15 +75,6 @@ def _servers(loaded: Loaded) -> list[Running]:
     with suppress(ConnectionLost):  # a check of its own tells that
         return trio.run(running, loaded)
     return []
-
-
-def _other_servers(loaded: Loaded, servers: Iterable[Running]) -> list[Check]:
-    """Servers beside the one on the usual socket."""
-    if loaded.origins["socket"] != "default":
-        return []
-    others = [server for server in servers if server.socket != loaded.config.socket]
-    told = "; ".join(f"{server.state} on {server.socket}" for server in others)
-    return [Check("other servers", told)] if told else []
 
 
 def show_checks(found: Sequence[Check], *, has_details: bool = False) -> None:
