@@ -20,7 +20,7 @@ from urllib.parse import unquote
 import pytest
 import trio
 import trio.testing
-from http_server import STREAM_ERRORS, Answered, HttpServer, ServeModels, running_http
+from http_server import STREAM_ERRORS, Answered, HttpServer, ServeModels, new_key, running_http
 from projectors import write_projector
 from several import GREEDY, NAMES, PROMPT, children, taken_bytes
 from starlette.types import ASGIApp, Message
@@ -795,6 +795,25 @@ def test_a_load_beside_pinned_models_which_leave_no_memory_is_refused_as_a_reque
     assert loaded.headers["retry-after"] == answer.headers["retry-after"]
     assert "beside alpha, which stays" in loaded.json["error"]["message"]
     assert loaded.json["error"]["message"] == answer.json["error"]["message"]
+
+
+LARGE_ALONE = 'models = ["large"]'
+"""Bounds of a key that can use one model."""
+
+
+def test_a_key_of_one_model_does_not_learn_the_names_of_those_that_have_its_memory(tmp_path: Path) -> None:
+    for name, size in (("alpha", 64), ("large", 40_000)):
+        write_model(tmp_path / f"{name}.gguf", feed_forward=size)
+    keys, names = tmp_path / "keys.toml", f"{tmp_path / 'alpha.gguf'},{tmp_path / 'large.gguf'}"
+    bound = {"authorization": f"Bearer {new_key('guest', keys, LARGE_ALONE)}"}
+    flags = ("--models", names, "--memory", "180", "--n-ctx", "512", "--http-keys", str(keys))
+    with short_directory() as place, running_http(place, *flags) as server:
+        assert run_to_end(*uma_command("pin", "alpha", "--socket", str(server.process.socket))).returncode == 0
+        refused = server.ask("POST", "/v1/completions", {"prompt": PROMPT, "model": "large"}, **bound)
+        assert refused.status == 503
+        assert "large takes about 1" in refused.json["error"]["message"]
+        assert "beside another model, which stays" in refused.json["error"]["message"]
+        assert "alpha" not in refused.body.decode()
 
 
 def test_models_that_never_fit_into_the_memory_of_all_are_told_by_run_doctor_and_the_list_of_models(

@@ -114,6 +114,15 @@ async def test_the_memory_that_a_refusal_beside_pinned_models_names_is_enough_wh
     assert 1 <= refusals < len(names)  # one for each model that has to have its place beside those before it
 
 
+async def test_a_budget_beyond_the_machine_s_memory_is_what_the_machine_has(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(folder, monkeypatch, memory=99_999_999) as models:
+        assert models.find("alpha").fits
+        machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        assert (await models.metrics())["memory_budget_bytes"] == machine_bytes
+
+
 async def test_a_frame_can_hold_pictures_where_a_model_of_them_sees(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
@@ -76,9 +77,14 @@ async def of_model(gateway: Gateway, http: Exchange, endpoint: object) -> AsyncI
     async with AsyncExitStack() as stack:
         async with trio.open_nursery() as telling:
             if dialect is not None and dialect.is_streamed(fields):
-                telling.start_soon(_tell_of_load, http, dialect, found, partial(models.find, http.model))
+                telling.start_soon(_tell_of_load, models, http, dialect, found, partial(models.find, http.model))
             with gateway.waiting(http):
-                source = await http.unless_gone(partial(stack.enter_async_context, models.using(name, kept, http.id)))
+                try:
+                    entering = partial(stack.enter_async_context, models.using(name, kept, http.id))
+                    source = await http.unless_gone(entering)
+                except ModelUnusable as error:
+                    why = _without_others(models, http, error.message)
+                    raise ModelUnusable(why, retry_after_ms=error.retry_after_ms) from error
             telling.cancel_scope.cancel()
         http.load_ms = 0.0 if began is None else 1000 * (trio.current_time() - began)
         http.model = source.info.model.name
@@ -96,7 +102,19 @@ async def _judged(
     return 0 if asked is None else gateway.admitted_whole(http, asked).priority, (1,)
 
 
-async def _tell_of_load(http: Exchange, dialect: Dialect, model: ListedModel, look: Callable[[], ListedModel]) -> None:
+def _without_others(models: Models, http: Exchange, text: str) -> str:
+    """A text about a load for a client whose key is bound to single models: it does not learn the names of others."""
+    usable = None if http.account is None else http.account.usable(models)
+    if usable is None:
+        return text
+    names = sorted((model.name for model in models.listed()), key=len, reverse=True)  # one can begin another
+    told = re.compile("|".join(map(re.escape, names)))
+    return told.sub(lambda found: found[0] if found[0] in usable else "another model", text)
+
+
+async def _tell_of_load(
+    models: Models, http: Exchange, dialect: Dialect, model: ListedModel, look: Callable[[], ListedModel]
+) -> None:
     """Begin a stream after a while, and tell how far its model is; to be cancelled once it is loaded.
 
     An error then has no status of its own any more.
@@ -107,7 +125,7 @@ async def _tell_of_load(http: Exchange, dialect: Dialect, model: ListedModel, lo
     while True:
         with suppress(UmaError):  # its file is gone, which the load tells
             model = look()
-        await http.write(dialect.alive(f"{model.name}: {model.load.words}"))
+        await http.write(dialect.alive(f"{model.name}: {_without_others(models, http, model.load.words)}"))
         await trio.sleep(HEARTBEAT_SEC)
 
 

@@ -1095,8 +1095,11 @@ def shelf_of(config: RuntimeConfig, tables: Mapping[str, ModelSettings]) -> Shel
 
 
 def budget_of(config: RuntimeConfig) -> int:
-    """Bytes that the models of a server that started now could take together. Any thread."""
-    return config.memory * MB or int(FREE_SHARE * free_memory_bytes())
+    """Bytes that the models of a server that started now could take together; of a `--memory` beyond what the machine
+    has, that. Any thread.
+    """
+    machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(config.memory * MB, machine_bytes) or int(FREE_SHARE * free_memory_bytes())
 
 
 def _with_prefixes(config: RuntimeConfig) -> RuntimeConfig:
