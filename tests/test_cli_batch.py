@@ -30,10 +30,9 @@ from harness import (
     uma_command,
     until,
 )
-from uma.cli.batch import running_rows
 from uma.cli.batch_view import Speed
 from uma.cli.say import ERASE_LINE
-from uma.jobs import Progress, RowRequest, Tally
+from uma.jobs import Progress, Tally
 
 URL = "/v1/chat/completions"
 SHORT = {"max_tokens": 6, "temperature": 0}
@@ -184,7 +183,7 @@ def test_a_job_goes_on_and_notices_what_has_changed(
     assert batch(str(rows([*lines(8), {"messages": []}]))).returncode == 1, "a row that failed still has"
     other = batch(str(rows(lines(8))), "--seed", "5")
     assert other.returncode == 2
-    assert "sampling.seed was null and is 5 now" in other.stderr
+    assert "--seed was not set and is 5 now" in other.stderr
     shrunk = batch(str(rows(lines(8))))
     assert shrunk.returncode == 2
     assert "more rows than the input" in shrunk.stderr
@@ -368,17 +367,6 @@ def test_before_a_row_has_ended_it_is_told_how_many_run() -> None:
     )
 
 
-def test_a_row_that_is_waited_for_at_the_end_is_named_with_what_bounds_it() -> None:
-    bounded, free = (RowRequest(URL, body, "") for body in ({"max_tokens": 64}, {}))
-    assert (
-        running_rows({14: bounded})
-        == "row 14 runs to its end (at most 64 tokens, or until the context is full), and then it stops"
-    )
-    assert "row 14 runs to its end (without max_tokens: until the context is full)" in running_rows({14: free})
-    told = running_rows({1: bounded, 14: free})
-    assert "2 rows run to their ends, 1 of them without max_tokens: until the context is full (row 14), and" in told
-
-
 def test_rows_that_all_fail_alike_say_so_once_and_what_can_be_known_before_is_told_before(
     batch: Callable[..., Any], rows: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -493,8 +481,26 @@ def test_fields_that_had_no_effect_are_named_once_for_all_rows(
     asked = [{"prompt": "a", **SHORT, "temper": 1}, {"prompt": "b", **SHORT, "temper": 1, "category": "c"}]
     told = batch(str(rows(asked)))
     assert told.returncode == 0
-    assert "no effect: temper (2 rows; did you mean temperature?), category (1 row)\n" in told.stderr
+    assert (
+        "fields and options that had no effect: temper (2 rows; did you mean temperature?), category (1 row)\n"
+        in told.stderr
+    )
     assert "no effect" not in batch(str(rows(lines(2))), "--restart").stderr
+
+
+def test_answers_that_are_cut_and_options_that_ready_rows_do_not_take_are_told(
+    batch: Callable[..., Any], rows: Callable[..., Path]
+) -> None:
+    ready = [
+        {"url": "/v1/responses", "body": {"input": "Hi", "max_output_tokens": 2, "stream": True}},
+        {"url": "/v1/messages", "body": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}},
+        {"url": URL, "body": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}},
+    ]
+    told = batch(str(rows([*ready, {"prompt": "Hi", "max_tokens": 2}])), "--schema", '{"type": "object"}')
+    assert told.returncode == 0, told.stderr
+    said = " ".join(told.stderr.split())
+    assert "fields and options that had no effect: --schema (3 rows), stream (1 row)" in said
+    assert "4 answers cut by --max-tokens, a row's max_tokens or the context (finish_reason length), which" in said
 
 
 @pytest.mark.parametrize(

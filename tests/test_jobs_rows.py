@@ -113,7 +113,6 @@ def test_a_template_takes_columns_and_nothing_else_of_the_row() -> None:
         ({"prompt": "a", "url": "https://a.b"}, 'not "https://a.b" .--template makes a prompt of columns'),
         ({"url": CHAT, "body": []}, "body: expected a JSON object"),
         ({"url": CHAT, "method": "GET", "body": {}}, "method: expected POST"),
-        ({"url": CHAT, "body": {"stream": True}}, "stream:"),
         (b'"' + b"x" * MAX_ROW_BYTES + b'"\n', "is over"),
     ],
 )

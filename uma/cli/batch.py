@@ -35,7 +35,6 @@ from uma.jobs import (
     ReturningServer,
     RowAsk,
     RowForm,
-    RowRequest,
     Runner,
     Tally,
     has_columns,
@@ -219,7 +218,7 @@ async def _shown(runner: Runner, options: argparse.Namespace, interrupts: Interr
 
         def stop() -> None:
             again = "SIGTERM" if stopped.stopped_by == signal.SIGTERM else "Ctrl-C"
-            view.tell(f"{running_rows(runner.asked_rows)}; {again} again: at once")
+            view.tell(f"{_running(runner.asked_rows)}; {again} again: at once")
             runner.stop()
 
         is_done = False
@@ -236,12 +235,16 @@ async def _shown(runner: Runner, options: argparse.Namespace, interrupts: Interr
     tally = runner.tally
     view.end(speed, is_done=is_done)
     if tally.ignored:
-        known = [field.name for field in attrs.fields(ChatBody)]
+        known = ["--system", "--schema", "--raw", *(field.name for field in attrs.fields(ChatBody))]
         shown = (
             f"{sanitize_line(name)} ({words.rows(n)}{'' if name in known else nearest(name, known)})"
             for name, n in tally.ignored.most_common()
         )
-        view.tell(f"fields that had no effect: {', '.join(shown)}")
+        view.tell(f"fields and options that had no effect: {', '.join(shown)}")
+    if tally.cut:
+        how = ", which leaves no whole JSON" if options.schema else ""
+        bound = "--max-tokens, a row's max_tokens or the context"
+        view.tell(f"{words.rows(tally.cut, 'answer')} cut by {bound} (finish_reason length){how}")
     if tally.empty:
         shown = (f"{sanitize_line(name)} ({words.rows(n)})" for name, n in tally.empty.most_common())
         view.tell(f"empty columns of --template: {', '.join(shown)}")
@@ -260,21 +263,12 @@ async def _shown(runner: Runner, options: argparse.Namespace, interrupts: Interr
     return 1 if tally.failed else 0
 
 
-def running_rows(asked: Mapping[int, RowRequest]) -> str:
-    """What is still waited for where the job is to stop, and what bounds it."""
-    if not asked:
+def _running(rows: Sequence[int]) -> str:
+    """What is still waited for where the job is to stop."""
+    if not rows:
         return "no row runs, and it stops"
-    unbounded = [row for row, request in asked.items() if request.max_tokens is None]
-    full = "without max_tokens: until the context is full"
-    if len(asked) == 1:
-        ((row, request),) = asked.items()
-        bound = (
-            f" (at most {words.tokens(request.max_tokens)}, or until the context is full)" if request.max_tokens else ""
-        )
-        return f"row {row:,} runs to its end{f' ({full})' if unbounded else bound}, and then it stops"
-    why = f", {len(unbounded):,} of them {full}" if unbounded else ""
-    named = sorted(unbounded or asked)
-    return f"{len(asked):,} rows run to their ends{why}{_named(named, len(named))}, and then it stops"
+    end = "runs to its end" if len(rows) == 1 else "run to their ends"
+    return f"{words.rows(len(rows))} {end}{_named(rows, len(rows))}, and then it stops"
 
 
 def _failed(tally: Tally) -> str:

@@ -282,16 +282,18 @@ class Results:
             except OSError as error:
                 raise self._cannot_write(error) from None
 
-    def _cannot_write(self, error: OSError) -> CannotWrite:
-        return CannotWrite(
-            f"{self.path}: {error.strerror}; what is in it is kept, and the same command goes on from there"
-        )
+    def _cannot_write(self, error: BaseException | None) -> CannotWrite:
+        why = error.strerror if isinstance(error, OSError) else "cannot be written"
+        return CannotWrite(f"{self.path}: {why}; what is in it is kept, and the same command goes on from there")
 
     def keep(self, ended: Sequence[EndedRow]) -> None:
         """Keep results whose turn has not come, for the run that goes on. Raises `CannotWrite`."""
-        with suppress(JobChanged), closing(Results.open(kept_of(self.path), self.header)) as kept:
-            kept.append(ended)
-            kept.sync()
+        try:
+            with suppress(JobChanged), closing(Results.open(kept_of(self.path), self.header)) as kept:
+                kept.append(ended)
+                kept.sync()
+        except CannotWrite as error:
+            raise self._cannot_write(error.__context__) from None
 
     def finish(self) -> None:
         """All rows have ended: drop what was kept of an earlier job, or until its turn."""
@@ -411,12 +413,14 @@ def _changes(was: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -
     for name in {**was, **now}:
         before, after = was.get(name), now.get(name)
         if isinstance(before, dict) and isinstance(after, dict):
-            yield from _changes(before, after, f"{within}{name}.")
+            yield from _changes(before, after, "--" if name == "sampling" else f"{within}{name}.")
         elif before != after:
-            yield f"{within}{name}", before, after
+            yield within + (name.replace("_", "-") if within == "--" else name), before, after
 
 
 def _shown(value: Any) -> str:
+    if value is None:
+        return "not set"
     text = orjson.dumps(value).decode()
     return text if len(text) <= 100 else text[:100] + "…"
 

@@ -35,7 +35,6 @@ UTF16 = "\udcff\udcfe"
 """How a text in UTF-16 begins, read as UTF-8."""
 _CHAT, _COMPLETIONS, _RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 _GENERATING = (_CHAT, _COMPLETIONS, _RESPONSES, "/v1/messages", "/v1/audio/transcriptions")
-_BOUNDS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 PATHS = frozenset((*_GENERATING, "/v1/embeddings", "/v1/rerank", "/v1/score", "/v1/decisions", "/v1/systemone"))
 """Endpoints that a row's `url` can name."""
 _ALIASES = {"/rerank": "/v1/rerank", "/v2/rerank": "/v1/rerank", "/score": "/v1/score"}
@@ -102,19 +101,14 @@ class RowRequest:
     custom_id: str
     empty: frozenset[str] = frozenset()
     """Columns of the template that the row leaves empty."""
+    ignored: tuple[str, ...] = ()
+    """Options, and fields of the row, that have no effect."""
 
     @property
     def prompt(self) -> bytes:
         """What the model reads first, for finding rows that begin alike."""
         parts = (self.body.get(name) for name in ("instructions", "system", "messages", "prompt", "input", "state"))
         return b"".join(orjson.dumps(part, default=str) for part in parts if part is not None)
-
-    @property
-    def max_tokens(self) -> int | None:
-        """Maximum tokens of the answer; None where the context alone bounds it. 0: none are generated."""
-        if self.path not in _GENERATING:
-            return 0
-        return next((self.body[name] for name in _BOUNDS if isinstance(self.body.get(name), int)), None)
 
 
 @attrs.frozen(kw_only=True)
@@ -140,11 +134,15 @@ class RowForm:
         """The request that `row` is. Raises `BadRow`."""
         fields = _object(row.data) if row.data else {}
         try:
-            return self._of(fields, row)
+            request = self._of(fields, row)
         except BadRow as error:
             given = None if row.fault.startswith(NAMES) else fields.get("custom_id", fields.get("id"))
             error.custom_id = None if given is None else str(given)
             raise
+        if not request.body.get("stream"):
+            return request
+        whole = {name: value for name, value in request.body.items() if name != "stream"}
+        return attrs.evolve(request, body=whole, ignored=(*request.ignored, "stream"))
 
     def _of(self, fields: Mapping[str, Any], row: JobRow) -> RowRequest:
         if row.fault:
@@ -174,7 +172,9 @@ class RowForm:
         if self.endpoint is not None and not fields.get("custom_id"):
             raise BadRow("custom_id: expected a name of the row", "missing_required_parameter")
         _check_names(body, self.fields.get(path, ()), f"no field of {path}", "body.")
-        return RowRequest(path, self._with_defaults(path, body), _id(fields.get("custom_id"), row))
+        options = {"--system": self.system is not None, "--schema": self.schema is not None, "--raw": self.is_raw}
+        ignored = tuple(name for name, is_given in options.items() if is_given)
+        return RowRequest(path, self._with_defaults(path, body), _id(fields.get("custom_id"), row), ignored=ignored)
 
     def _filled(self, fields: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         return self._prompted(filled(self.template or "", fields), {})
@@ -210,8 +210,6 @@ class RowForm:
         return {"response_format": {"type": "json_schema", "json_schema": named}}
 
     def _with_defaults(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        if body.get("stream"):
-            raise BadRow("stream: a row's answer is kept whole; leave it out")
         if path not in _GENERATING:
             return {**{name: self.defaults[name] for name in _OF_ALL if name in self.defaults}, **body}
         defaults = dict(self.defaults)

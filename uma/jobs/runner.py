@@ -172,9 +172,9 @@ class Runner:
         self._note_move()
 
     @property
-    def asked_rows(self) -> dict[int, RowRequest]:
+    def asked_rows(self) -> list[int]:
         """Rows that are asked just now, from 1 on."""
-        return {work.row.number + 1: work.asked for work in self._asked.values() if work.asked is not None}
+        return sorted(work.row.number + 1 for work in self._asked.values())
 
     async def look(self) -> None:
         """Have the tally know how far the rows are that run, for whoever shows it."""
@@ -263,8 +263,9 @@ class Runner:
                 answer = await self._answer(work, work.asked)
                 if answer is None:
                     return
-                ended, used = _end_of(work.row, work.asked, answer)
-                self.tally.ignores(answer.ignored)
+                ended, used, is_cut = _end_of(work.row, work.asked, answer)
+                self.tally.cut += is_cut
+                self.tally.ignores((*answer.ignored, *work.asked.ignored))
                 self.tally.leaves_empty(work.asked.empty)
                 if answer.model:
                     self.tally.replaces(str(work.asked.body.get("model")), answer.model)
@@ -379,13 +380,18 @@ def together(block: Sequence[RowWork]) -> list[RowWork]:
     return [work for group in groups.values() for work in group]
 
 
-def _end_of(row: JobRow, asked: RowRequest, answer: RowAnswer) -> tuple[EndedRow, Progress | None]:
-    """A row's result, and what it took; None where it was refused."""
-    text, usage, is_refused = answer.body.decode(), dict[str, int](), answer.status >= 400
+def _end_of(row: JobRow, asked: RowRequest, answer: RowAnswer) -> tuple[EndedRow, Progress | None, bool]:
+    """A row's result, what it took (None where it was refused), and whether its answer was cut by a bound of tokens."""
+    text, usage, is_refused, is_cut = answer.body.decode(), dict[str, int](), answer.status >= 400, False
     body: Any = json_bytes.verbatim(text)
     with suppress(AttributeError):
         try:
-            usage = orjson.loads(answer.body).get("usage") or {}
+            fields = orjson.loads(answer.body)
+            usage = fields.get("usage") or {}
+            ends = [choice.get("finish_reason") for choice in fields.get("choices", ())]
+            is_cut = (
+                "length" in ends or fields.get("stop_reason") == "max_tokens" or fields.get("status") == "incomplete"
+            )
         except orjson.JSONDecodeError:  # a transcript as a text
             body = text
     used = Progress(
@@ -394,7 +400,7 @@ def _end_of(row: JobRow, asked: RowRequest, answer: RowAnswer) -> tuple[EndedRow
     )
     response = {"status_code": answer.status, "request_id": answer.request_id, "body": body}
     ended = _ended(row, _line(row, asked.custom_id, response, None), is_failed=is_refused)
-    return ended, None if is_refused else used
+    return ended, None if is_refused else used, is_cut
 
 
 def _ended(row: JobRow, line: bytes, *, is_failed: bool = True) -> EndedRow:

@@ -34,7 +34,9 @@ class Tally:
     replaced: Counter[tuple[str, str]] = attrs.field(factory=Counter)
     """Models that rows named and those that answered instead, at most `MAX_COUNTED`: how many rows of this run."""
     ignored: Counter[str] = attrs.field(factory=Counter)
-    """Fields of rows that had no effect in this run, at most `MAX_COUNTED`: how many rows had each."""
+    """Fields of rows, and options, that had no effect in this run, at most `MAX_COUNTED`: how many rows had each."""
+    cut: int = 0
+    """Answers of this run that a bound of tokens, or the context, has cut."""
     empty: Counter[str] = attrs.field(factory=Counter)
     """Columns of the template that rows of this run left empty, at most `MAX_COUNTED`: how many rows each."""
     begun_rows: int = 0
