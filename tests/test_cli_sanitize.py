@@ -14,7 +14,7 @@ from harness import clean_environ, run_to_end, running_server, uma_command
 from models import write_model
 from uma.cli.sanitize import json_text, sanitize, sanitize_line, toml_text
 from uma.errors import BadRequest
-from uma.llm.batch import warn_of_failures
+from uma.llm.batch import tell_of_failures
 from uma.llm.results import failed
 from uma.net.controls import TABLE
 from uma.net.logfmt import logfmt
@@ -86,7 +86,7 @@ def test_where_a_key_is_kept_is_told_clean(tmp_path: Path) -> None:
 
 def test_the_warning_of_a_batch_is_clean() -> None:
     with pytest.warns(UserWarning, match="owned") as warned:
-        warn_of_failures([failed("a prompt", BadRequest(EVIL))])
+        tell_of_failures([failed("a prompt", BadRequest(EVIL))])
     assert is_clean(str(warned[0].message))
 
 

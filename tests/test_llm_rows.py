@@ -7,13 +7,16 @@ import copy
 import json
 import pickle
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from harness import Serve, ServerProcess, running_server, until
 from uma import LLM, Grammar, Message, Request, SamplingParams
@@ -26,10 +29,11 @@ from uma.errors import (
     ShuttingDown,
     UmaError,
     UnknownModel,
+    WrongPlace,
     WrongValues,
 )
 from uma.jobs import JobChanged
-from uma.types import GRAMMAR_FIELDS, DecisionQuestion, EmbedRequest, RerankRequest
+from uma.types import GRAMMAR_FIELDS, DecisionQuestion, EmbedRequest, RerankRequest, Token
 
 SETTINGS: dict[str, Any] = {"n_ctx": 4_096, "threads": 1, "n_gpu_layers": 0, "max_sequences": 4}
 SHORT = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
@@ -268,6 +272,39 @@ def test_of_a_list_the_results_that_were_there_stay_when_the_server_goes_away(se
     assert isinstance(found[-1].error, ConnectionLost)
 
 
+@pytest.mark.parametrize("prompts", [["Once"], ["Once"] * 3])
+def test_a_call_without_any_result_raises_the_loss_of_its_server_for_a_list_too(
+    serve: Serve, prompts: list[str]
+) -> None:
+    server = serve("--n-ctx", "2048")
+    with LLM(socket=server.socket) as llm:
+        server.process.kill()
+        server.wait()
+        for ask in (llm.generate, llm.chat, lambda asked: asyncio.run(llm.agenerate(asked))):
+            with pytest.raises(ConnectionLost, match="no server listens there"):
+                ask(prompts)
+
+
+def test_all_rows_of_a_call_share_one_attempt_at_a_new_session(serve: Serve) -> None:
+    server = serve("--n-ctx", "2048", "--max-sequences", "1")
+    with LLM(socket=server.socket) as llm:
+        server.process.kill()
+        server.wait()
+        server.socket.unlink(missing_ok=True)
+        attempts = list[socket.socket]()
+        with socket.socket(socket.AF_UNIX) as mute, ThreadPoolExecutor() as pool:
+            mute.bind(str(server.socket))
+            mute.listen()
+            asked = pool.submit(llm.generate, ["Once"] * 40, SHORT)
+            attempts.append(mute.accept()[0])
+            attempts[0].close()
+            with pytest.raises(ConnectionLost):
+                asked.result()
+            mute.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                mute.accept()
+
+
 @pytest.mark.parametrize("given", [{"n_ctx": 512}, {"temperature": 0.5}])
 def test_what_a_server_has_of_its_own_is_refused_beside_a_socket(given: dict[str, Any], server: ServerProcess) -> None:
     with pytest.raises(ConfigError, match=f"{next(iter(given))}: the server on the socket has its own"):
@@ -331,3 +368,54 @@ def test_with_a_checkpoint_the_same_call_takes_what_is_there_and_goes_on(llm: LL
         llm.generate([prompts[0], "Another", *prompts[1:]], likely, checkpoint=out)
     with pytest.raises(JobChanged, match=r"has results of 13 prompts.*remove it and its journal"):
         llm.generate(prompts[:3], likely, checkpoint=out)
+
+
+def test_the_methods_for_asyncio_say_under_trio_what_to_use(llm: LLM) -> None:
+    async def entered() -> None:
+        async with llm:
+            pass
+
+    async def streamed() -> None:
+        async for _ in llm.stream("Once", SHORT):
+            pass
+
+    for ask in (partial(llm.agenerate, "Once"), partial(llm.aembed, "Once"), entered, streamed):
+        with pytest.raises(WrongPlace, match=r"with Trio use uma\.open_engine"):
+            trio.run(ask)
+
+
+def test_the_text_of_a_stream_is_that_of_one_answer(llm: LLM) -> None:
+    several = SHORT.replace(n=2)
+    with llm.stream("Once", several) as stream, pytest.raises(WrongValues, match=r"^n: .* llm\.generate returns"):
+        next(stream)
+    with llm.stream("Once", several) as stream:
+        assert {event.index for event in stream.events() if isinstance(event, Token)} == {0, 1}
+
+
+def test_a_function_given_as_a_tool_can_be_the_one_to_call(llm: LLM) -> None:
+    def weather(city: str) -> None: ...
+
+    (out,) = llm.chat("Oslo?", SamplingParams(max_tokens=60), tools=[weather], tool_choice=weather)
+    assert {call.name for call in out.outputs[0].tool_calls} <= {"weather"}
+    with pytest.raises(BadRequest, match="tool_choice"):
+        llm.chat("Oslo?", tools=[], tool_choice=weather)
+
+
+@pytest.mark.parametrize(
+    ("ask", "hint"),
+    [
+        (lambda llm: SamplingParams(**kept({"max_completion_tokens": 3})), "did you mean max_tokens"),
+        (lambda llm: SamplingParams(**kept({"max_new_tokens": 3})), "did you mean max_tokens"),
+        (lambda llm: llm.embed("a", dims=3), "did you mean dimensions"),
+        (lambda llm: asyncio.run(llm.aembed("a", dims=3)), "did you mean dimensions"),
+        (lambda llm: LLM("Qwen/Nothing-9B-GGUF"), "`uma pull Qwen/Nothing-9B-GGUF` gets it"),
+        (lambda llm: LLM("Qwen/Nothing-9B-GGUF:Q8_0"), "`uma pull Qwen/Nothing-9B-GGUF:Q8_0` gets it"),
+        (lambda llm: LLM("models/nothing.gguf"), "`uma models` tells"),
+        (lambda llm: LLM("./nothing"), "`uma models` tells"),
+    ],
+)
+def test_the_names_of_other_libraries_are_answered_with_what_to_write(
+    llm: LLM, ask: Callable[[Any], Any], hint: str
+) -> None:
+    with pytest.raises(UmaError, match=hint):
+        ask(llm)

@@ -51,6 +51,9 @@ def renamed(lines: Iterable[str], names: Mapping[str, str]) -> list[str]:
 OTHERS = {
     "num_predict": "max_tokens",
     "n_predict": "max_tokens",
+    "max_completion_tokens": "max_tokens",
+    "max_new_tokens": "max_tokens",
+    "dims": "dimensions",
     "stop_token_ids": "stop",
     "guided_json": "json_schema",
     "structured_outputs": "json_schema",

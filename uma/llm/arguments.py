@@ -45,8 +45,8 @@ Sampling = SamplingParams | Mapping[str, Any]
 """Sampling parameters, or a dict of their fields."""
 GivenTool = Tool | Mapping[str, Any] | Callable[..., Any]
 """A tool: a Python function, a `Tool`, or a dict as OpenAI has it."""
-Choice = str | Mapping[str, Any]
-"""A `Request`'s `tool_choice`, or OpenAI's dict of a function by name."""
+Choice = str | Mapping[str, Any] | Callable[..., Any]
+"""A `Request`'s `tool_choice`, one of the functions in `tools`, or OpenAI's dict of a function by name."""
 
 
 PROMPT = "expected a string or a list of token ids"
@@ -377,6 +377,7 @@ def tool_fields(
     if isinstance(choice, Mapping):  # as OpenAI has a function by name
         inner = choice.get("function", choice)
         choice = inner.get("name") if choice.get("type") == "function" and isinstance(inner, Mapping) else None  # type: ignore[assignment]
+    choice = getattr(choice, "__name__", choice)  # a function, as `tools` has it
     if not isinstance(choice, str):
         what = "expected auto, none, required, a tool's name, or OpenAI's dict of a function by name"
         raise WrongKind(f"tool_choice: {what}")

@@ -96,10 +96,11 @@ async def every_result(loop: SourceThread, rows: Iterator[GivenPrompt], raises: 
     """All results, in order, for a task on the loop; cancelling it cancels what runs. Raises as `results_of` does."""
     found: list[RequestOutput] = []
     fault: list[UmaError] = []
+    since = trio.current_time()
 
     async def work() -> None:
         for row in rows:
-            out = attrs.evolve(await _generate_one(loop, row), index=row.index)
+            out = attrs.evolve(await _generate_one(loop, row, since), index=row.index)
             if out.error is not None and raises(out.error):
                 fault.append(out.error)
                 nursery.cancel_scope.cancel()
@@ -119,15 +120,18 @@ async def _serve(
     outbox: trio.MemorySendChannel[RequestOutput],
     scope: trio.CancelScope,
 ) -> None:
+    since = trio.current_time()
     with scope, outbox:
         async with trio.open_nursery() as nursery:
             async for batch in inbox:
                 for row in batch:
-                    nursery.start_soon(_run, loop, row, outbox)
+                    nursery.start_soon(_run, loop, row, since, outbox)
 
 
-async def _run(loop: SourceThread, row: GivenPrompt, outbox: trio.MemorySendChannel[RequestOutput]) -> None:
-    outbox.send_nowait(attrs.evolve(await _generate_one(loop, row), index=row.index))
+async def _run(
+    loop: SourceThread, row: GivenPrompt, since: float, outbox: trio.MemorySendChannel[RequestOutput]
+) -> None:
+    outbox.send_nowait(attrs.evolve(await _generate_one(loop, row, since), index=row.index))
 
 
 async def _take(results: trio.MemoryReceiveChannel[RequestOutput]) -> list[RequestOutput]:
@@ -138,7 +142,8 @@ async def _take(results: trio.MemoryReceiveChannel[RequestOutput]) -> list[Reque
     return taken
 
 
-async def _generate_one(loop: SourceThread, row: GivenPrompt) -> RequestOutput:
+async def _generate_one(loop: SourceThread, row: GivenPrompt, since: float) -> RequestOutput:
+    """The row's result; `since` is when its call began."""
     prompt, fields = row.fields.get("token_ids", row.prompt), row.fields
     try:
         if "messages" in fields:
@@ -147,7 +152,7 @@ async def _generate_one(loop: SourceThread, row: GivenPrompt) -> RequestOutput:
         request = Request(id=f"llm-{loop.next_number()}", sampling=row.sampling, stream=False, **fields)
         while True:
             try:
-                return _output(prompt, await _finished(await loop.live(), request))
+                return _output(prompt, await _finished(await loop.live(since), request))
             except Overloaded as error:  # the others leave no space now: a job waits
                 if error.retry_after_ms is None:
                     raise
@@ -184,9 +189,13 @@ def _output(prompt: Any, event: Finished) -> RequestOutput:
     )
 
 
-def warn_of_failures(outputs: Sequence[RequestOutput]) -> None:
-    """One `UserWarning` for all prompts that failed, attributed to the caller of `LLM`'s method."""
+def tell_of_failures(outputs: Sequence[RequestOutput]) -> None:
+    """One `UserWarning` for all prompts that failed, attributed to the caller of `LLM`'s method. Raises the error of a
+    server that is gone where that is all there is.
+    """
     failed = [out.error for out in outputs if out.error is not None]
+    if failed and len(failed) == len(outputs) and all(isinstance(error, GONE) for error in failed):
+        raise failed[0]
     if failed:
         warnings.warn(
             f"{len(failed):,} of {len(outputs):,} prompts failed, the first because: {str(failed[0]).translate(TABLE)} "

@@ -44,13 +44,14 @@ from uma.llm.arguments import (
     texts_of,
     tool_fields,
 )
-from uma.llm.batch import GONE, GivenPrompt, Raises, every_result, progress_bar, results_of, warn_of_failures
+from uma.llm.batch import GONE, GivenPrompt, Raises, every_result, progress_bar, results_of, tell_of_failures
 from uma.llm.checkpoint import results_with
 from uma.llm.place import place_of
 from uma.llm.results import RequestOutput, array_of, labelled
 from uma.llm.stream import LLMStream
 from uma.llm.thread import NO_THREADS, Deadline, SourceThread
 from uma.models.names import check_alone
+from uma.net.trio_only import require_asyncio
 from uma.types import (
     CHAT_SAMPLING,
     MAX_TEXTS,
@@ -88,8 +89,9 @@ class LLM(Closing):
 
     With `socket`, the path of a server's Unix socket, the LLM is a client of that server. `model` is then the name of
     one of its models; None is its default. The server has its own settings, so keywords raise `ConfigError`. Raises
-    `ConnectionLost` if no server listens there. What runs when the server is lost raises it, too; the next call opens a
-    new session, or raises `ConnectionLost` if no server listens or the one there has another model.
+    `ConnectionLost` if no server listens there. What runs when the server is lost raises it, too, except a list with
+    results that are ready (see `generate`); the next call opens a new session, or raises `ConnectionLost` if no server
+    listens or the one there has another model.
 
     A parameter of sampling that is None in `SamplingParams` is that of the keywords here, else that of the model's file
     (`general.sampling.…`), else the default: temperature 0.7 and top_p 0.95. `temperature=0` is greedy.
@@ -143,6 +145,8 @@ class LLM(Closing):
         If a single prompt fails, its error is raised, an `UmaError`. If a prompt of a list fails, its result has
         `error` set, the others are answered, and one `UserWarning` says how many failed. A fault of the whole call,
         such as a wrong grammar in `sampling_params`, raises `BadRequest`; an argument that is no prompt, `WrongKind`.
+        If the server is lost or stops before any prompt is answered, `ConnectionLost` or `ShuttingDown` is raised;
+        later, the results that are ready are returned, and the others have it as `error`.
 
         `checkpoint` is a file to which each result is appended as a line of JSON (`RequestOutput.to_dict`), in the
         order of the prompts, with a journal beside it. The same call continues after the results in that file, also
@@ -279,10 +283,11 @@ class LLM(Closing):
                 print(text, end="", flush=True)
 
         A piece has whole characters. After the last one, `LLMStream.finished` has the usage, the metrics and the calls
-        of the `tools`. `LLMStream.events` also yields thinking and calls while they are written. The keywords are those
-        of `chat`. An error is raised from the loop, as an `UmaError`: `TimedOut`, after the pieces so far, if the
-        answer takes longer than `timeout` seconds. To cancel, leave the loop and close the stream, or leave its `with`
-        block. With asyncio use `async for text in llm.stream(…)`.
+        of the `tools`. `LLMStream.events` also yields thinking and calls while they are written, and several answers
+        (`n`), whose pieces of text would be mixed here: `WrongValues`. The keywords are those of `chat`. An error is
+        raised from the loop, as an `UmaError`: `TimedOut`, after the pieces so far, if the answer takes longer than
+        `timeout` seconds. To cancel, leave the loop and close the stream, or leave its `with` block. With asyncio use
+        `async for text in llm.stream(…)`.
         """
         check_keywords(unknown, self.stream)
         fields = prompt_fields(prompt) | tool_fields(tools, tool_choice, reasoning, is_parallel=parallel_tool_calls)
@@ -301,7 +306,7 @@ class LLM(Closing):
         timeout: float | None = None,
         **unknown: Never,
     ) -> npt.NDArray[np.float32]:
-        """Compute an embedding of each text: an array with one row for each text, and a single row for one string.
+        """Compute an embedding of each text: an array with one row for each text, so of shape (1, size) for one string.
 
         Each row has length 1, unless `normalize` is false. `dimensions` keeps its first numbers, and normalizes these.
         A text without tokens, such as an empty one, has a row of NaN, and one warning counts such texts. Raises
@@ -412,6 +417,7 @@ class LLM(Closing):
         return await (await self._loop.live()).tokenize(request)
 
     async def __aenter__(self) -> Self:
+        require_asyncio()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -488,11 +494,11 @@ class LLM(Closing):
                     outputs.append(out)
                     advance()
         outputs.sort(key=lambda out: out.index)
-        warn_of_failures(outputs)
+        tell_of_failures(outputs)
         return outputs
 
     async def _run_async(self, asked: Asked, deadline: Deadline) -> list[RequestOutput]:
         rows, raises = asked
         outputs = await self._loop.call_async(every_result, self._loop, iter(rows), raises, deadline=deadline)
-        warn_of_failures(outputs)
+        tell_of_failures(outputs)
         return outputs

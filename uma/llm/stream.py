@@ -8,9 +8,10 @@ from collections.abc import Iterator
 import trio
 
 from uma.closing import Closing
-from uma.errors import UmaError
+from uma.errors import UmaError, WrongValues
 from uma.llm.thread import Deadline, SourceThread
 from uma.types import Event, Finished, Prompt, Request, Token
+from uma.wrong import Wrong
 
 AHEAD_EVENTS = 64
 """Maximum events of an `LLMStream` that wait for its reader; then the engine's own bound applies."""
@@ -32,6 +33,7 @@ class LLMStream(Closing):
         self._failures: list[Exception] = []
         self._id = request.id
         self._echoes = request.sampling.echo
+        self._answers = request.sampling.n
         scope = trio.CancelScope()
         # The task has no reference to this stream: one that is left without `close` is collected, and so cancelled.
         loop.spawn(_produce, loop, request, deadline, send, scope, self._failures)
@@ -81,6 +83,9 @@ class LLMStream(Closing):
         return event
 
     def _text(self, event: Event) -> str | None:
+        if self._answers > 1:
+            hint = "llm.generate returns them all, and the tokens of `events` have their index"
+            raise WrongValues(Wrong("n", f"the pieces of {self._answers} answers would be mixed; {hint}"))
         return event.text if isinstance(event, Token) or (self._echoes and isinstance(event, Prompt)) else None
 
     def close(self) -> None:

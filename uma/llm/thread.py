@@ -20,6 +20,7 @@ from uma.client import Client
 from uma.engine import Engine
 from uma.errors import ConnectionLost, InternalError, TimedOut, UmaError, WrongKind, WrongPlace, WrongValues
 from uma.jobs import model_of
+from uma.net.trio_only import require_asyncio
 from uma.types import Source
 
 T = TypeVar("T")
@@ -66,6 +67,9 @@ class SourceThread:
         self.source: Source
         """The source, once it is open; a session with a server can be over."""
         self._renewing = trio.Lock()
+        self._refused_sec = -math.inf
+        self._refusal: UmaError | None = None
+        """Why the last attempt at a new session failed, at `_refused_sec`."""
         self._is_ready = threading.Event()
         self._ended: outcome.Outcome[None] | None = None
         loop: SimpleQueue[trio.lowlevel.TrioToken | None] = SimpleQueue()
@@ -104,16 +108,23 @@ class SourceThread:
         """Whether the engine had a fault, which ends this loop."""
         return isinstance(self.source, Engine) and self.source.worker.has_failed
 
-    async def live(self) -> Source:
+    async def live(self, since: float = math.inf) -> Source:
         """The source, in a new session where that with a server is over. Runs on the loop; waits for the server's hello
-        and while it loads its model. Raises `ConnectionLost` where there is no new session with the same model.
+        and while it loads its model. Raises `ConnectionLost` where there is no new session with the same model: at once
+        if another call had that answer after `since`, in Trio's seconds, so that many rows wait for one attempt only.
         """
         async with self._renewing:
             if isinstance(self.source, Client) and self.source.is_lost:
-                try:
-                    self.source = await self._nursery.start(self._renew, model_of(self.source))
-                except UmaError as error:
-                    raise ConnectionLost(error.message, retry_after_ms=error.retry_after_ms) from error
+                if self._refusal is None or self._refused_sec <= since:
+                    try:
+                        self.source = await self._nursery.start(self._renew, model_of(self.source))
+                    except UmaError as error:
+                        self._refusal, self._refused_sec = error, trio.current_time()
+                    else:
+                        return self.source
+                raise ConnectionLost(
+                    self._refusal.message, retry_after_ms=self._refusal.retry_after_ms
+                ) from self._refusal
             return self.source
 
     async def _renew(self, model: dict[str, Any], *, task_status: trio.TaskStatus[Client]) -> None:
@@ -152,9 +163,10 @@ class SourceThread:
         return ended.unwrap()
 
     async def call_async(self, function: Callable[..., Awaitable[T]], *args: Any, deadline: Deadline = FOREVER) -> T:
-        """`call` for a task of asyncio's: cancelling that cancels the function."""
+        """`call` for a task of asyncio's: cancelling that cancels the function. Raises `WrongPlace` without asyncio."""
         import asyncio  # noqa: PLC0415  (whoever has a task has imported it)
 
+        require_asyncio()
         self.check_process()
         scope, done = trio.CancelScope(), Future[outcome.Outcome[T] | None]()
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -112,8 +113,14 @@ def named(model: str, environ: Mapping[str, str], others: Iterable[str] = ()) ->
         raise UnknownModel(f"{model}: {several_words(sorted(shown[match] for match in matching))}")
     near = nearest_model(model, (*shown.values(), *(model_found.name for model_found in found), BUILTIN, *others))
     problem = folder_problem(environ)
-    hint = f"; {problem}" if problem else near or "; `uma models` tells what is here, `uma pull OWNER/NAME` gets others"
+    pull = f"; `uma pull {model}` gets it" if _REPOSITORY.fullmatch(model) else ""
+    other = near + pull or "; `uma models` tells what is here, `uma pull OWNER/NAME` gets others"
+    hint = f"; {problem}" if problem else other
     raise UnknownModel(f"{model}: {NONE_HERE}, and no such file{hint}")
+
+
+_REPOSITORY = re.compile(r"\w[\w.-]*/[\w.-]+(?<!\.gguf)(:[\w.-]+)?", re.ASCII | re.IGNORECASE)
+"""A name that can be a repository of Hugging Face's, with a tag or without."""
 
 
 def short_name(path: Path, environ: Mapping[str, str]) -> str:

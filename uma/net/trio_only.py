@@ -23,6 +23,15 @@ def require_trio(function: str) -> None:
     raise WrongPlace(f"uma.{function} needs Trio: call it in an async function that trio.run runs, or use uma.LLM")
 
 
+def require_asyncio() -> None:
+    """Raise `WrongPlace` where asyncio does not run, with the way to go for Trio's programs."""
+    if not _is_asyncio():
+        raise WrongPlace(
+            "LLM's async methods need asyncio, which does not run here; with Trio use uma.open_engine(config), or "
+            "uma.connect(socket) for a server"
+        )
+
+
 def _is_asyncio() -> bool:
     asyncio = sys.modules.get("asyncio")
     if asyncio is None:
