@@ -462,6 +462,17 @@ def test_a_long_question_wraps_between_words_and_is_edited_where_the_cursor_is(
         assert asked == "How does the cache of a language model's prefixes work? today? 日本語の文も折り返されます"
 
 
+def test_a_pasted_tab_is_shown_as_blanks_and_sent_as_a_tab(server: ServerProcess, home: Path) -> None:
+    with chat(server, home, *SHORT) as terminal:
+        terminal.type("\x1b[200~def f():\n\treturn 1\x1b[201~")
+        terminal.wait_for("return 1")
+        assert not any("^I" in row for row in terminal.screen)
+        terminal.type("\r")
+        terminal.wait_for("Cut at the limit of max_tokens; /set max_tokens N changes it.")
+        wait_for_prompt(terminal)
+        assert questions(terminal, home) == ["def f():\n\treturn 1"]
+
+
 def test_a_chat_with_room_is_not_shortened(server: ServerProcess, home: Path) -> None:
     with chat(server, home, *SHORT) as terminal:
         tell(terminal, "/shorten", "There is nothing to leave out: the context has room.")
@@ -478,6 +489,7 @@ def test_what_was_shown_of_an_answer_outlives_its_server(socket_dir: Path, home:
         terminal.wait_for("The conversation is kept, and so is the answer up to here.")
         assert "start it with `uma run --socket /" in " ".join(terminal.text.split())
         wait_for_prompt(terminal)
+        tell(terminal, "/stats", "There are no figures of the last answer: it was cut off")
         tell(terminal, "/save so-far.json", "Saved to so-far.json")
     (turn,) = ChatHistory.load(home / "so-far.json").turns
     assert turn.question == "Tell me a story"

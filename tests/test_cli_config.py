@@ -166,7 +166,7 @@ def test_a_folder_of_models_that_is_missing_is_told_wherever_models_are_looked_f
     assert main(["models"]) == 0
     assert "set UMA_MODELS" in capsys.readouterr().err
     monkeypatch.setenv("UMA_MODELS", "/nowhere")
-    told = "UMA_MODELS=/nowhere: there is no such folder; make it readable, or unset UMA_MODELS"
+    told = "UMA_MODELS=/nowhere: there is no such folder; make it, or unset UMA_MODELS"
     for command in (["models"], ["run"], ["embed", "a", "--local"]):
         assert main(command) == 2
         assert capsys.readouterr().err.endswith(f"uma: error: {told}\n")

@@ -22,8 +22,10 @@ def decide(uma_here: RunInProcess) -> RunInProcess:
     return partial(uma_here, "decide")
 
 
-def test_each_line_has_a_line_of_probabilities(server: ServerProcess, tmp_path: Path, decide: RunInProcess) -> None:
-    (tmp_path / "mails").write_text("Buy now!\nThe meeting is at nine.\n")
+def test_each_line_that_is_not_blank_has_a_line_of_probabilities(
+    server: ServerProcess, tmp_path: Path, decide: RunInProcess
+) -> None:
+    (tmp_path / "mails").write_text("Buy now!\n\n \t\nThe meeting is at nine.\n\n")
     at = ("--socket", str(server.socket))
     done = decide(str(tmp_path / "mails"), *ASKED, *at)
     assert done.returncode == 0, done.stderr

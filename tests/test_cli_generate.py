@@ -85,6 +85,16 @@ def at(server: ServerProcess) -> tuple[str, str]:
     return ("--socket", str(server.socket))
 
 
+def test_a_file_with_a_damaged_header_is_refused_before_it_is_said_to_be_loaded(
+    uma_told: RunInProcessText, tiny: Path, tmp_path: Path
+) -> None:
+    (cut := tmp_path / "cut.gguf").write_bytes(tiny.read_bytes()[:400])
+    for command in ("generate", "chat"):
+        done = uma_told(command, "--model", str(cut), *(["hi"] if command == "generate" else []))
+        assert done.returncode != 0
+        assert "header is cut short" in done.stderr and "loading" not in done.stderr
+
+
 def test_the_text_alone_is_on_standard_output(at: tuple[str, str]) -> None:
     done = generate("Tell me a story about a fox", *at, "--max-tokens", "20")
     assert done.returncode == 0

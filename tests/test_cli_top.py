@@ -223,9 +223,20 @@ def test_each_mode_fits(columns: int) -> None:
         assert max(map(cell_len, shown.splitlines())) <= columns
         assert word in shown
     assert "worst gap, prompt, program; reversed" in " ".join(text(press(chosen, "?"), columns, 20).split())
+    for keys in ("x ", "space ", "q "):
+        assert keys in text(chosen, columns, 20).splitlines()[-1]
     assert "PAUSED" in text(press(chosen, " "), columns, 24)
     assert "ended id-1" in text(after(Note("ended id-1"), state=chosen), columns, 24)
     assert "does not answer" in text(full(lost=True), columns, 24)
+
+
+@pytest.mark.parametrize("lines", [12, 16, 20, 24])
+@pytest.mark.parametrize("columns", WIDTHS)
+def test_a_low_screen_s_help_has_every_key_and_says_that_there_is_more(columns: int, lines: int) -> None:
+    shown = text(press(full(), "?"), columns, lines).splitlines()
+    assert len(shown) <= lines
+    assert [key for key in ("space or p", "x", "q or Ctrl-C") if not any(f"  {key} " in row for row in shown)] == []
+    assert "more lines in a taller window" in shown[-2] or "seen one by one" in shown[-2]
 
 
 @pytest.mark.parametrize("columns", WIDTHS)
@@ -461,7 +472,10 @@ def test_several_models_are_watched_none_is_loaded_by_that_and_their_requests_ar
             command = uma_command("top", "--socket", str(server.process.socket))
             with Terminal(command, clean_environ(), columns=100, lines=30) as terminal:
                 terminal.wait_for("0 of 2 models loaded")
-                asked = {"no loaded model knows": ["explain"], "no model is loaded": ["trace", str(directory / "t")]}
+                asked = {
+                    "no request of yours is known": ["explain"],
+                    "no model is loaded": ["trace", str(directory / "t")],
+                }
                 for said, words in asked.items():
                     told = uma_told(*words, "--socket", str(server.process.socket))
                     assert (told.returncode, said in told.stderr) == (2, True)

@@ -350,7 +350,9 @@ class Chat:
         if finished.reason == "length":
             is_full = self._fills_context(finished)
             self.view.tell(
-                f"The context is full: {NO_ROOM}{self._larger()}." if is_full else "Cut at the limit of --max-tokens."
+                f"The context is full: {NO_ROOM}{self._larger()}."
+                if is_full
+                else "Cut at the limit of max_tokens; /set max_tokens N changes it."
             )
 
     def _fills_context(self, finished: Finished) -> bool:
@@ -392,6 +394,8 @@ class Chat:
             self.view.tell(f"The next question goes to {self.info.model.name} as before.")
         elif is_begun:
             self.view.tell("The answer up to here is kept.")
+        if is_begun:
+            self.last = None  # the figures of the answer before would be taken for its own
         if is_lost:
             self.conversation.stopped = turn
             if self.takes_commands:
@@ -413,7 +417,7 @@ class Chat:
         """
         is_full = self.last is not None and self._fills_context(self.last)
         if self.refused is None and not is_full and (self.last is not None or not self.conversation.turns):
-            self.view.tell("There is nothing to leave out: the context has room. --keep-going does it by itself.")
+            self.view.tell("There is nothing to leave out: the context has room.")
             return
         self.truncation = "auto" if self.truncation == "off" else self.truncation
         self.view.tell("From now on the oldest turns are left out where the context is full.")

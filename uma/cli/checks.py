@@ -346,8 +346,7 @@ def models(config: RuntimeConfig) -> Iterator[Check]:
     broken = "; ".join(catalog.broken(found))
     folder = places.models_folder(os.environ)
     where = f"in {folder}" if folder else "UMA_MODELS names no folder"
-    problem = places.folder_problem(os.environ)
-    todo = f"{problem}; make it readable, or unset UMA_MODELS" if problem else ""
+    todo = places.folder_problem(os.environ)
     names = ", ".join(model.name for model in found if model.problem is None)
     lacks = f"broken files, to be downloaded again or removed: {broken}" if broken else ""
     # Those of them that are to be loaded have a line of their own.

@@ -40,7 +40,9 @@ def main(options: argparse.Namespace) -> int:
         raise ConfigError(f"question {twice!r} is there twice, and its answers could not be told apart; reword one")
     loaded = quiet(load_settings(options))
     advice = 'give a line each, in a file, `uma decide --yes "Is it spam?" mails.txt`, or on standard input'
-    texts = read_texts([], options.file, advice, options.column)
+    texts = [text for text in read_texts([], options.file, advice, options.column) if text.strip()]
+    if not texts:
+        raise ConfigError(f"there is no text, blank lines aside; {advice}")
     return run(partial(_decide_all, options, loaded, texts))
 
 

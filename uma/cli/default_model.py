@@ -30,7 +30,7 @@ def check_folder() -> None:
     from uma.models import places  # noqa: PLC0415  (slow to import, and not needed with a server)
 
     if problem := places.folder_problem(os.environ):
-        raise ConfigError(f"{problem}; make it readable, or unset UMA_MODELS")
+        raise ConfigError(problem)
 
 
 def with_all(loaded: Loaded) -> Loaded:

@@ -26,7 +26,7 @@ from prompt_toolkit.input.typeahead import store_typeahead
 from prompt_toolkit.input.vt100_parser import Vt100Parser
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.key_binding.key_processor import KeyPress
-from prompt_toolkit.layout.processors import Processor, Transformation, TransformationInput
+from prompt_toolkit.layout.processors import Processor, TabsProcessor, Transformation, TransformationInput
 from prompt_toolkit.layout.utils import explode_text_fragments
 from prompt_toolkit.shortcuts import CompleteStyle
 from prompt_toolkit.utils import get_cwidth
@@ -69,7 +69,7 @@ class Editor:
                 complete_style=CompleteStyle.READLINE_LIKE,
                 multiline=True,
                 prompt_continuation=" " * len(PROMPT),
-                input_processors=[WordsWhole()],
+                input_processors=[TabsProcessor(char1=" ", char2=" "), WordsWhole()],
                 enable_suspend=True,
             )
         )

@@ -726,9 +726,10 @@ COMMANDS: tuple[Command, ...] = (
         "decide",
         "questions about texts, answered by probabilities",
         _describe_decide,
-        "Ask questions about each line of FILE or of standard input, and write a line of JSON each: probabilities of "
-        "the answers, of which nothing is generated. They are not calibrated: docs/decisions.md.\n\n" + PLACE,
-        " [FILE] --yes QUESTION",
+        "Ask questions about each line of FILE or of standard input, blank ones aside, and write a line of JSON each: "
+        "probabilities of the answers, of which nothing is generated. They are not calibrated: docs/decisions.md.\n\n"
+        + PLACE,
+        " [FILE] (--yes | --choice | --score) QUESTION ...",
     ),
     Command(
         "batch",

@@ -21,10 +21,7 @@ from uma.wrong import nearest
 
 SET = (*SAMPLER_FIELDS, "max_tokens", "seed")
 """Fields of `SamplingParams` that `/set` changes."""
-NO_ROOM = (
-    "/shorten goes on without the oldest turns, as --keep-going does from the start, --compact with a summary of them; "
-    "/reset starts over"
-)
+NO_ROOM = "/shorten goes on without the oldest turns; /reset starts over"
 
 
 class Talk(Protocol):
@@ -116,7 +113,8 @@ def _load(chat: Talk, name: str) -> None:
 
 def _stats(chat: Talk, _: str) -> None:
     if chat.last is None:
-        chat.view.tell("There is no answer yet.")
+        without = "There are no figures of the last answer: it was cut off, or came from a file."
+        chat.view.tell(without if chat.conversation.turns else "There is no answer yet.")
         return
     rows = words.stats(chat.last)
     if chat.info is not None:

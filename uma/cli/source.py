@@ -395,12 +395,16 @@ def _how_to_start(loaded: Loaded, bond: Bond | None) -> str:
 
 
 def _named(loaded: Loaded) -> str:
-    """The model that is named, in words. Raises `ModelError` where there is none of that name, before it is said that
-    it is loaded.
+    """The model that is named, in words. Raises `ModelError` where there is none of that name, or its file's header is
+    cut short or damaged, before it is said that it is loaded.
     """
-    from uma.models import catalog  # noqa: PLC0415  (slow to import, and seldom needed with a server)
+    # Both are slow to import, and seldom needed with a server.
+    from uma.llama import header  # noqa: PLC0415
+    from uma.models import catalog  # noqa: PLC0415
 
-    catalog.resolve(loaded.config.model, os.environ)
+    model = catalog.resolve(loaded.config.model, os.environ)
+    if not model.is_builtin:
+        header.read_parts(model.path)
     return _words(loaded.config.model)
 
 

@@ -44,15 +44,15 @@ HELP = (
     ("↑ ↓ or k j", "choose a request"),
     ("s, r", "order: start, speed, first token, worst gap, prompt, program; reversed"),
     ("/", "show requests whose program, id or model has this; Esc: all"),
+    ("space or p", "hold what is shown; figures go on behind it"),
+    ("x", "end the chosen request, after asking"),
+    ("q or Ctrl-C", "leave"),
     ("read, starts", "how much of the prompt is read; when one that waits is expected to start"),
     ("first, gap", "the wait for the first token; the longest one between two"),
     ("cells", "tokens in the model's memory: of requests that run, and cached for prompts that begin alike"),
     ("in RAM", "such beginnings moved out of cells, which are not read again"),
     ("on its cores", "threads that compete with the model for processor cores, and slow it down"),
     (SHORT, "programs whose requests were too short to be seen one by one"),
-    ("space or p", "hold what is shown; the figures go on behind it"),
-    ("x", "end the chosen request, after asking"),
-    ("q or Ctrl-C", "leave"),
 )
 
 
@@ -101,8 +101,7 @@ def draw(state: TopState, columns: int, lines: int | None = None) -> RenderableT
     head = _head(state, columns)
     foot = [] if lines is None else _foot(state, columns)
     if state.mode == "help":
-        told = [line for entry in HELP for line in _help_lines(*entry, columns)]
-        return Group(*_cut(head, lines, len(told)), Text(), *told, *foot)
+        return Group(*_help(head, len(foot), columns, lines), *foot)
     rows = state.rows()
     if lines is not None:
         most = max(1, lines - len(foot) - 3 - min(max(1, len(rows)), lines // REQUESTS_PART))
@@ -140,8 +139,14 @@ def _has_no_news(server: WatchedServer) -> bool:
     return server.is_idle and not server.lost and not (server.newest and server.newest.metrics.get("paused_sec"))
 
 
-def _cut(head: list[Text], lines: int | None, rest: int) -> list[Text]:
-    return head if lines is None else head[: max(1, lines - rest - 3)]
+def _help(head: list[Text], foot: int, columns: int, lines: int | None) -> list[Text]:
+    """The keys first, then what words mean, as far as there are lines; the last of them says how many are missing."""
+    told = [line for entry in HELP for line in _help_lines(*entry, columns)]
+    left = len(told) if lines is None else max(1, lines - 2 - foot)
+    if len(told) > left:
+        hidden = len(told) - left + 1
+        told = [*told[: left - 1], Text(f"and {hidden} more lines in a taller window", style="dim")]
+    return [*(head if lines is None else head[: max(1, left - len(told) + 1)]), Text(), *told]
 
 
 def _help_lines(keys: str, what: str, columns: int) -> list[Text]:
@@ -348,5 +353,5 @@ def _foot(state: TopState, columns: int) -> list[Text]:
     if state.note:
         return [_plain(state.note, "yellow")]
     order = f"{state.sort}{' reversed' * state.is_reversed}"
-    keys = "/ filter  space pause  x end  ? help  q leave"
-    return [_plain(f"s order: {order}  {keys if columns >= 80 else '? keys  q leave'}", "dim")]
+    keys = f"s order: {order}  / filter  space pause  x end  ? help  q leave"
+    return [_plain(keys if len(keys) <= columns else f"s: {order}  space pause  x end  ? keys  q leave", "dim")]

@@ -59,19 +59,19 @@ def models_folder(environ: Mapping[str, str]) -> Path | None:
 
 
 def folder_problem(environ: Mapping[str, str]) -> str:
-    """Why the folder that `UMA_MODELS` names cannot be read; empty where it can, or where none is named."""
+    """Why the folder that `UMA_MODELS` names cannot be read, and what helps; empty where it can, or none is named."""
     if (folder := models_folder(environ)) is None:
         return ""
     try:
         with os.scandir(folder):
             return ""
     except NotADirectoryError:
-        problem = "is no folder"
+        problem = "is no folder; name one"
     except FileNotFoundError:
-        problem = "there is no such folder"
+        problem = "there is no such folder; make it"
     except OSError as error:
-        problem = f"cannot be read: {error.strerror}"
-    return f"UMA_MODELS={folder}: {problem}"
+        problem = f"cannot be read: {error.strerror}; make it readable"
+    return f"UMA_MODELS={folder}: {problem}, or unset UMA_MODELS"
 
 
 def hub_cache(environ: Mapping[str, str]) -> Path | None:

@@ -129,9 +129,9 @@ def _told(record: logging.LogRecord, event: str, fields: dict[str, Any]) -> str:
 
 def _refused(fields: dict[str, Any]) -> str:
     """A client's own error: its status, and the first part of its message in what a line has columns for."""
-    message = " ".join(str(fields.get("message", "")).partition("; ")[0].split())
+    message = str(fields.get("message", "")).partition("; ")[0]
     told = " ".join(filter(None, [_path_words(fields), str(fields.get("status", "")), message]))
-    return told if len(told) <= REFUSED_CHARS else f"{told[: REFUSED_CHARS - 1]}…"
+    return textwrap.shorten(told, REFUSED_CHARS, placeholder=" …")
 
 
 def _path_words(fields: dict[str, Any]) -> str:

@@ -415,8 +415,8 @@ class LoadedModels(Models):
         if lost and not found:
             raise Ended(f"{lost[-1]}. What it had spent its time on is lost; model.ended in the log says why it ended")
         if not found:
-            which = f"a request of yours with the id {id[:128]!r}" if id else "a request of yours"
-            raise BadRequest.at("request", f"no loaded model knows {which}; what a model knew ends when it is unloaded")
+            which = f"no request of yours with the id {id[:128]!r} is known" if id else "no request of yours is known"
+            raise BadRequest.at("request", f"{which}; what a model knew ends when it is unloaded")
         return max(found, key=lambda request: request.came_at)
 
     async def metrics(self) -> Mapping[str, Any]:
