@@ -223,8 +223,8 @@ def test_each_mode_fits(columns: int) -> None:
         assert max(map(cell_len, shown.splitlines())) <= columns
         assert word in shown
     assert "worst gap, prompt, program; reversed" in " ".join(text(press(chosen, "?"), columns, 20).split())
-    for keys in ("x ", "space ", "q "):
-        assert keys in text(chosen, columns, 20).splitlines()[-1]
+    for key in ("x ", "space ", "q "):
+        assert key in text(chosen, columns, 20).splitlines()[-1]
     assert "PAUSED" in text(press(chosen, " "), columns, 24)
     assert "ended id-1" in text(after(Note("ended id-1"), state=chosen), columns, 24)
     assert "does not answer" in text(full(lost=True), columns, 24)
