@@ -21,6 +21,7 @@ import pytest
 import trio
 from engine_world import answer, ask
 from http_server import ServeModels, new_key, running_http
+from pty_screen import Terminal
 
 from harness import PATIENCE_SEC, clean_environ, run_to_end, short_directory, uma_command, until
 from uma import json_bytes, json_text
@@ -223,6 +224,15 @@ def test_a_request_becomes_a_row_of_a_batch() -> None:
     assert row["url"] == "/v1/chat/completions" and row["body"]["max_tokens"] == 7
     assert row["body"]["messages"][0]["tool_calls"][0]["function"] == {"name": "look", "arguments": "{}"}
     assert batch_row(entry("", prompt="Go"))["body"]["prompt"] == "Go"
+
+
+def test_eighty_columns_tell_when_a_request_came_and_how_long_it_took(tmp_path: Path) -> None:
+    with History(tmp_path / "uma" / "history.db") as history:
+        history.keep([entry("one", prompt="one")])
+    environ = {**clean_environ(), "XDG_STATE_HOME": str(tmp_path)}
+    with Terminal(uma_command("history"), environ, columns=80) as terminal:
+        assert terminal.wait() == 0
+        assert {"came", "took", "ended"} <= set(terminal.text.split())
 
 
 def test_over_http_each_key_sees_its_own_also_of_several_models(tmp_path: Path, serve_models: ServeModels) -> None:

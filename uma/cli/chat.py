@@ -20,7 +20,7 @@ from uma.cli.conversation import ChatFileError, ChatHistory, ChatTurn, check_wri
 from uma.cli.generate import quiet
 from uma.cli.options import load_settings, sampling_of
 from uma.cli.pictures import ChatPicture, dropped
-from uma.cli.slash import ALIASES, COMMANDS, FAREWELLS, NO_ROOM, SET
+from uma.cli.slash import ALIASES, COMMANDS, FAREWELLS, NO_ROOM, SET, Talk
 from uma.cli.source import Bond, Opened, begin_load, listed, open_source, told_progress
 from uma.cli.terminal import TextOutput
 from uma.cli.trio_run import Interrupts, run
@@ -38,7 +38,7 @@ from uma.errors import (
     UnknownModel,
 )
 from uma.models.names import NONE_HERE, adapter_in, one_meant, with_adapter, without_adapter
-from uma.types import CHAT_SAMPLING, Finished, ReasoningDelta, Request, SamplingParams, ServerInfo, Token, Truncation
+from uma.types import CHAT_SAMPLING, Finished, ReasoningDelta, Request, ServerInfo, Token, Truncation
 from uma.wrong import nearest
 
 HUNG_UP = (ConnectionLost, IdleTimeout)
@@ -127,46 +127,28 @@ async def _talk(options: argparse.Namespace, interrupts: Interrupts, chat: Chat)
             return 1 if chat.n_failed and not chat.is_interactive else 0
 
 
-@attrs.define(eq=False)
-class Chat:
-    """A conversation with its person on one side and a model on the other."""
+@attrs.define(eq=False, kw_only=True)
+class Chat(Talk):
+    """A conversation over a source of answers, which can go away and come back."""
 
-    view: ChatView
-    conversation: ChatHistory
-    sampling: SamplingParams
     loaded: Loaded
     interrupts: Interrupts
     opened: Opened | None = None
     """None once the server is gone."""
-    info: ServerInfo | None = None
-    model: str | None = None
-    """Name of the model with one of its adapters; None: the model alone."""
     bond: Bond | None = None
     """Set once the conversation has begun on a server: it never goes on with another model unasked."""
-    is_local: bool = False
-    """The conversation began with a model in this process, and stays in it."""
     before: Loaded | None = None
     """Settings with the last model that was loaded in this process, until the one that was chosen instead is loaded."""
     has_told_base: bool = False
     """The model that answers next is a base model, which was said when it was chosen."""
-    last: Finished | None = None
-    last_file: Path | None = None
-    """Where `/save` writes when no name is given."""
     is_hung_up_on: bool = False
     """A server has closed the session, before the first word of an answer: the question is asked again, once."""
-    pictures: list[ChatPicture] = attrs.field(factory=list)
-    """Pictures that go with the next question."""
-    again: ChatTurn | None = None
-    """A question that a command asks: `/retry`'s, `/shorten`'s."""
-    taken_back: ChatTurn | None = None
-    """The turn that `/retry` asks again: it comes back where there is no other answer."""
     refused: ChatTurn | None = None
     """The last question, where the conversation had become too long for it."""
     truncation: Truncation = "off"
     """What the server does with the oldest turns of what does not fit."""
     n_failed: int = 0
     n_asked: int = 0
-    is_over: bool = False
     takes_commands: bool = attrs.field(factory=lambda: os.isatty(0))
     """Lines of a pipe are questions, whatever they begin with."""
     is_interactive: bool = attrs.field(factory=lambda: os.isatty(0) and os.isatty(1))

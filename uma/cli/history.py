@@ -29,7 +29,7 @@ POLL_SEC = 0.5
 MAX_FOLLOWED = 1_000
 """Maximum requests that are shown of one look."""
 COLUMNS = ("nr", "came", "model", "prompt", "cached", "written", "took", "ended")
-SPARE = {"written": 100, "took": 90, "came": 70}
+SPARE = {"written": 100, "took": 70, "came": 70}
 """Columns that a terminal goes without which is narrower than this."""
 SNIPPET_CHARS = 60
 """Text shown on each side of where two prompts part."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 
@@ -24,36 +25,43 @@ SET = (*SAMPLER_FIELDS, "max_tokens", "seed")
 NO_ROOM = "/shorten goes on without the oldest turns; /reset starts over"
 
 
-class Talk(Protocol):
-    """The `Chat` as its commands know it."""
+@attrs.define(eq=False, kw_only=True)
+class Talk(ABC):
+    """What the commands know of a `Chat`: its conversation, with its person on one side and a model on the other."""
 
     view: ChatView
     conversation: ChatHistory
-    info: ServerInfo | None
-    model: str | None
-    """Name of the model with one of its adapters; None: the model alone."""
-    last: Finished | None
-    last_file: Path | None
-    is_over: bool
-    is_local: bool
-    """The model is loaded in this process."""
     sampling: SamplingParams
-    again: ChatTurn | None
-    """A question that is asked once the command is over."""
-    pictures: list[ChatPicture]
+    info: ServerInfo | None = None
+    model: str | None = None
+    """Name of the model with one of its adapters; None: the model alone."""
+    is_local: bool = False
+    """The conversation began with a model in this process, and stays in it."""
+    last: Finished | None = None
+    """The end of the last answer; None where that was cut off."""
+    last_file: Path | None = None
+    """Where `/save` writes when no name is given."""
+    pictures: list[ChatPicture] = attrs.field(factory=list)
     """Pictures that go with the next question."""
-    taken_back: ChatTurn | None
-    """A turn that comes back where its question gets no other answer."""
+    again: ChatTurn | None = None
+    """A question that is asked once the command is over: `/retry`'s, `/shorten`'s."""
+    taken_back: ChatTurn | None = None
+    """The turn that `/retry` asks again: it comes back where there is no other answer."""
+    is_over: bool = False
 
+    @abstractmethod
     async def switch(self, name: str) -> None:
         """Go on with another model: the one of this name, unless no memory holds it, or whatever the server has now."""
 
+    @abstractmethod
     async def unusable(self) -> Mapping[str, str]:
         """Why a server does not load some of its models, by their names, where that is known."""
 
+    @abstractmethod
     def shorten(self) -> None:
         """Leave out the oldest turns from now on, as many as it takes for a question to fit."""
 
+    @abstractmethod
     def add_picture(self, path: Path) -> None:
         """Have this file's picture go with the next question. Raises `UmaError`."""
 
