@@ -34,7 +34,7 @@ from uma.types import Token
 STREAMS, TOKENS, ROUNDS, RANK = 8, 100, 3, 8
 SKIPPED = 20
 """First tokens of each stream, which come while the others' prompts are read."""
-MOST_GAP = 2.0
+MAX_GAP = 2.0
 """Worst gap of a stream with two sets, of that with one."""
 
 
@@ -97,7 +97,7 @@ async def measured(model: RealModel, threads: int) -> tuple[Table, bool]:
         shown.add_row(way, f"{np.median(together):.1f}", f"{np.percentile(together, 99):.1f}", f"{worst[way]:.1f}")
     one, two = worst.values()
     shown.title = f"{STREAMS} streams of {model}: worst gap with two sets {two / one:.2f} of that with one"
-    return shown, two <= MOST_GAP * one
+    return shown, two <= MAX_GAP * one
 
 
 def main() -> int:

@@ -40,12 +40,12 @@ from uma.engine.intake.decision_prompt import question_text
 from uma.types import Decision, DecisionQuestion, DecisionRequest, Finished, Grammar, Message, Token
 
 STATE_TOKENS, COUNT, MANY = 1_000, 40, 400
-MOST_READ = 1.1
+MAX_READ = 1.1
 """Tokens that are read, of the state's and each question's once."""
-MOST_TIME = 1.3
+MAX_TIME = 1.3
 """Time, of plain prefill of as many tokens."""
-MOST_GAP_MS = 110.0
-MOST_STREAM_SEC = 900.0
+MAX_GAP_MS = 110.0
+MAX_STREAM_SEC = 900.0
 """Time after which the questions beside streams are left."""
 STREAM_TOKENS = 1_000
 """Tokens of a stream, behind which another begins: each is slower the longer it is, whatever runs beside it."""
@@ -123,7 +123,7 @@ async def tokens(rng: Random, models: Sequence[str], threads: int | None) -> tup
             again = later.prompt_tokens - later.cached_tokens
             print(f"{name}: {found.read_tokens:,} of {bound:,}, later {again}", file=sys.stderr, flush=True)
             shown.add_row(name, f"{bound:,}", f"{found.read_tokens:,}", f"{found.read_tokens / bound:.2f}", str(again))
-            holds &= found.read_tokens <= MOST_READ * bound and later.cached_tokens >= 0.98 * known
+            holds &= found.read_tokens <= MAX_READ * bound and later.cached_tokens >= 0.98 * known
     return shown, holds
 
 
@@ -144,7 +144,7 @@ async def times(rng: Random, model: str, threads: int | None, rounds: int) -> tu
             ratios.append((decided - began) / plain)
             shown.add_row(str(number), f"{read:,}", f"{decided - began:.2f}", f"{plain:.2f}", f"{ratios[-1]:.2f}")
     shown.add_row("median", "", "", "", f"{median(ratios):.2f}")
-    return shown, median(ratios) <= MOST_TIME
+    return shown, median(ratios) <= MAX_TIME
 
 
 async def stream(rng: Random, model: str, threads: int | None) -> tuple[Table, bool]:
@@ -169,7 +169,7 @@ async def stream(rng: Random, model: str, threads: int | None) -> tuple[Table, b
         asked = _asked(words(rng, STATE_TOKENS).strip(), _questions(rng, MANY))
         before = engine.snapshot()["prefill_tokens_total"]
         began = time.perf_counter()
-        with trio.move_on_after(MOST_STREAM_SEC):
+        with trio.move_on_after(MAX_STREAM_SEC):
             await engine.decide(asked)
         ended, read = time.perf_counter(), engine.snapshot()["prefill_tokens_total"] - before
         nursery.cancel_scope.cancel()
@@ -177,7 +177,7 @@ async def stream(rng: Random, model: str, threads: int | None) -> tuple[Table, b
     shown = Table("", "median gap, ms", "worst, ms", title=f"Streams beside {MANY} questions: {ended - began:.1f} s")
     for name, found_gaps in (("alone", alone), (f"beside {read:,} tokens", beside)):
         shown.add_row(name, f"{median(found_gaps):.1f}", f"{max(found_gaps):.1f}")
-    return shown, max(beside) <= MOST_GAP_MS
+    return shown, max(beside) <= MAX_GAP_MS
 
 
 @attrs.frozen

@@ -15,7 +15,7 @@ from benchmarks.targets.base import Target
 from uma import Request
 from uma.types import Finished, Source
 
-QUIET_PERCENT, MOST_WAITED_S = 10.0, 20.0
+QUIET_PERCENT, MAX_WAITED_S = 10.0, 20.0
 """What all CPUs do of what they could, on a machine that is quiet, and for how long that is waited for."""
 
 
@@ -97,7 +97,7 @@ async def until_quiet() -> None:
     """Wait until this machine's CPUs have had nothing to do for a while: a process that has just started goes on
     loading for some time after it says that it is ready. Bounded, for some machine is never quiet.
     """
-    with trio.move_on_after(MOST_WAITED_S):
+    with trio.move_on_after(MAX_WAITED_S):
         psutil.cpu_percent()
         busy = 100.0
         while busy > QUIET_PERCENT:

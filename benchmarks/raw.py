@@ -31,7 +31,7 @@ from uma.llama import extra_buffers
 
 N_BATCH, N_UBATCH = 2048, 512
 """Maximum tokens of a call, and of what is computed at once inside it: the defaults of llama.cpp's programs."""
-MOST_AHEAD = 64
+MAX_AHEAD = 64
 """Steps of a stream before a piece: its reader has four seconds then, and no piece takes as long."""
 
 
@@ -219,7 +219,7 @@ class RawDecoder:
         for number, prompt in enumerate(job.prompts, 1):
             for at in range(0, len(prompt), job.piece_tokens):
                 piece = prompt[at : at + job.piece_tokens]
-                for _ in range(MOST_AHEAD if job.pace_ms and not job.is_mixed else 0):
+                for _ in range(MAX_AHEAD if job.pace_ms and not job.is_mixed else 0):
                     if given.lasts():
                         break
                     self.batch_of([(1, row + given.tokens, 0, 1)])

@@ -33,7 +33,7 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 KEPT = RESULTS / "scale.json"
 LOADS = (0.6, 0.75, 0.9, 1.5)
-MOST_WORKERS = 1_000
+MAX_WORKERS = 1_000
 POLICIES: dict[str, Callable[[Targets], Policy]] = {"greedy": Greedy, "uma": Uma}
 
 
@@ -59,8 +59,8 @@ def compare(outcomes: Sequence[Outcome], console: Console) -> None:
 
 def _workers(text: str) -> int:
     count = int(text)
-    if not 1 <= count <= MOST_WORKERS:
-        raise argparse.ArgumentTypeError(f"{count} is not from 1 to {MOST_WORKERS}")
+    if not 1 <= count <= MAX_WORKERS:
+        raise argparse.ArgumentTypeError(f"{count} is not from 1 to {MAX_WORKERS}")
     return count
 
 

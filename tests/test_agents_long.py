@@ -18,7 +18,7 @@ from models import write_model
 
 RESULT_CHARS = 13_000
 """Of the file that each turn reads. A token is a character here, but for a few pairs."""
-LEAST_CACHED = 0.97
+MIN_CACHED = 0.97
 """Of what a turn has in common with the one before."""
 
 
@@ -67,7 +67,7 @@ def session(server: HttpServer, size: Size) -> list[dict[str, Any]]:
         assert said.status == 200, said.body
         usage = said.json["usage"]
         prompt = usage["input_tokens"] + usage["cache_read_input_tokens"]
-        assert usage["cache_read_input_tokens"] >= LEAST_CACHED * before, (turn, usage)
+        assert usage["cache_read_input_tokens"] >= MIN_CACHED * before, (turn, usage)
         assert prompt > before + RESULT_CHARS // 2 or not turn
         before = prompt
         messages += read_a_file(turn)

@@ -25,7 +25,7 @@ from harness import PATIENCE_SEC, clean_environ, short_directory, until
 from harness import uma_command as uma
 from uma.cli.agents import AGENTS as LAUNCHED
 
-LEAST_CACHED, LEAST_CACHED_ANEW = 0.97, 0.95
+MIN_CACHED, MIN_CACHED_ANEW = 0.97, 0.95
 """Of a later turn's prompts, and of the system prompt and tools of another session. Behind its question, which is
 another one, Claude Code has instructions of 1,500 tokens."""
 
@@ -228,13 +228,13 @@ def test_an_agent_runs_a_call_and_goes_on_with_its_result_a_second_turn_and_anot
     made = (desk.folder / "made.txt").read_text()
     assert made.strip() in command_of(desk.agent.tool)
     prompt, cached = told_of(server, asked(desk.agent.go_on, "And now?").request_id)
-    assert cached / prompt >= LEAST_CACHED, (cached, prompt)
+    assert cached / prompt >= MIN_CACHED, (cached, prompt)
     anew = asked(desk.agent.ask, "What is new?")
     _, cached = told_of(server, anew.request_id)
     again = server.ask("POST", anew.path, without_question(anew.body))
     assert again.status == 200, again.body
     standing, _ = told_of(server, again.headers["x-request-id"])
-    assert cached / standing >= LEAST_CACHED_ANEW, (cached, standing)
+    assert cached / standing >= MIN_CACHED_ANEW, (cached, standing)
 
 
 def test_an_agent_that_is_given_up_takes_its_requests_with_it(desk: Desk, server: HttpServer) -> None:

@@ -11,7 +11,7 @@ from pty_screen import Terminal
 
 import uma.cli.decide
 from harness import RunInProcess, ServerProcess, clean_environ, uma_command
-from uma.cli.decide import LEAST_MASS
+from uma.cli.decide import MIN_MASS
 
 ASKED = ("--yes", "Is it spam?", "--choice", "topic=work,home", "--score", "How urgent?=1..3")
 
@@ -150,8 +150,8 @@ def test_options_that_the_model_would_hardly_say_are_warned_of_once(
     asked = ("--choice", "topic=zyxwvut qp,xqzjkv wq", "--socket", str(server.socket))
     done = decide(str(tmp_path / "mails"), *asked)
     masses = [json.loads(line)["answers"]["topic"]["label_mass"] for line in done.stdout.splitlines()]
-    assert max(masses) < LEAST_MASS
+    assert max(masses) < MIN_MASS
     (warned,) = [line for line in done.stderr.decode().splitlines() if "label_mass" in line]
     assert f"2 of 2 texts is below 1 % (the least {100 * min(masses):.2g} %)" in warned
-    monkeypatch.setattr(uma.cli.decide, "LEAST_MASS", min(masses))
+    monkeypatch.setattr(uma.cli.decide, "MIN_MASS", min(masses))
     assert b"label_mass" not in decide(str(tmp_path / "mails"), *asked).stderr

@@ -25,7 +25,7 @@ from uma.cli.checks import Check
 from uma.config import RuntimeConfig
 from uma.engine import sizing
 from uma.llama import backend, extra_buffers, library, pages
-from uma.models.catalog import MOST_BROKEN
+from uma.models.catalog import MAX_BROKEN
 from uma.net.controls import TABLE
 from uma.supervisor.estimate import planned_memory
 
@@ -99,7 +99,7 @@ def test_a_broken_file_that_nothing_uses_is_told_and_in_nobodys_way(
     assert main(["doctor"]) == 0
     told = capsys.readouterr().out
     assert told.startswith("UMA works here, but not with every model:\n! models: broken files, ")
-    for number in range(MOST_BROKEN):
+    for number in range(MAX_BROKEN):
         (tmp_path / f"broken-{number}.gguf").write_bytes(b"GGUF of no kind")
     assert "; 1 more broken files: " in run(capsys)[1]["models"]["lacks"]
 

@@ -168,7 +168,7 @@ def test_help_fits_the_terminal(columns: str, monkeypatch: pytest.MonkeyPatch) -
         (["zzz"], "no such command: zzz"),
         *(([word], f"no such command: {word}; did you mean {own}?") for word, own in OTHERS.items()),
         (["launch"], "AGENT: missing; name one of claude, codex, "),
-        (["service"], "ACTION: missing; name one of install, remove, status"),
+        (["service"], "ACTION: missing; name one of install, remove, show, status"),
         (["--modles"], "unknown option --modles"),
         (
             ["generate", "--idle-timeout-sec", "4"],

@@ -120,7 +120,7 @@ async def test_requests_that_come_in_one_burst_are_read_in_one_batch_and_decode_
 async def test_beside_a_stream_a_burst_begins_over_several_ticks_and_all_of_it_is_served(
     tiny: Path, batches: Batches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("uma.engine.worker.slots.MOST_ADMIT_MS", -1.0)  # one begins in each tick
+    monkeypatch.setattr("uma.engine.worker.slots.MAX_ADMIT_MS", -1.0)  # one begins in each tick
     requests = [ask(tokens_for(number, 10), 8, id=str(number)) for number in range(6)]
     async with open_engine(flash_config(tiny, tick_budget_ms=1e9)) as engine:
         expected = [each.token_ids for each in await answers(engine, requests)]

@@ -84,7 +84,7 @@ def known() -> dict[tuple[str, int], list[tuple[int, ...]]]:
 async def given_alone(model: Path, requests: Sequence[Request]) -> list[tuple[int, ...]]:
     """What each request gives alone: none begins with what is left of those before it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pool, "LEAST_SHARED_TOKENS", 1_000)
+        patch.setattr(pool, "MIN_SHARED_TOKENS", 1_000)
         async with open_engine(config_for(model, n_ctx=256, max_sequences=1, cache_ram_mb=0)) as engine:
             found = [each.token_ids for each in await alone(engine, requests)]
             assert engine.snapshot()["cached_tokens_total"] == 0

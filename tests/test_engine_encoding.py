@@ -23,7 +23,7 @@ from uma.engine.policy.state import State
 from uma.errors import ShuttingDown
 
 QUESTION = f"{MARKER}What is this?"
-LEAST_PIECES = 5
+MIN_PIECES = 5
 """Fewer than the tiny projectors' graphs are cut in."""
 
 
@@ -85,7 +85,7 @@ async def test_streams_go_on_between_two_pieces(world: World, pieces: Pieces) ->
     assert found.token_ids == world.expected(QUESTION, [file])
     gone_on = [after > before for before, after in zip(pieces.generated, pieces.generated[1:], strict=False)]
     # (On a busy machine its reader can be behind for the length of a piece.)
-    assert len(gone_on) >= LEAST_PIECES and sum(gone_on) > 0.75 * len(gone_on)
+    assert len(gone_on) >= MIN_PIECES and sum(gone_on) > 0.75 * len(gone_on)
 
 
 async def test_what_is_read_between_two_pieces_is_read_as_ever(world: World, pieces: Pieces) -> None:
@@ -97,7 +97,7 @@ async def test_what_is_read_between_two_pieces_is_read_as_ever(world: World, pie
         found = [each.token_ids for each in await answers(engine, [*requests, *texts])]
         assert found == [*(world.expected(question, [file]) for question, file in asked), *alone]
         await settled(engine)
-    assert len(pieces.generated) >= LEAST_PIECES
+    assert len(pieces.generated) >= MIN_PIECES
 
 
 async def test_a_request_that_is_cancelled_meanwhile_ends_the_encoding(world: World, pieces: Pieces) -> None:
@@ -108,7 +108,7 @@ async def test_a_request_that_is_cancelled_meanwhile_ends_the_encoding(world: Wo
                 pieces.on_second = lambda: trio.from_thread.run_sync(stream.cancel)
                 assert len([event async for event in stream]) == 1
         await settled(engine)
-        assert len(pieces.generated) < LEAST_PIECES
+        assert len(pieces.generated) < MIN_PIECES
         assert (await answer(engine, about(QUESTION, file))).token_ids == world.expected(QUESTION, [file])
 
 
@@ -138,7 +138,7 @@ async def test_an_engine_that_stops_meanwhile_ends_the_encoding(world: World, pi
         pieces.on_second = engine.worker.stop
         with trio.fail_after(PATIENCE_SEC), pytest.raises(ShuttingDown):
             await answer(engine, about(QUESTION, file_for(world, 1)))
-    assert len(pieces.generated) < LEAST_PIECES
+    assert len(pieces.generated) < MIN_PIECES
 
 
 async def test_a_fault_meanwhile_ends_the_engine_loudly(world: World, pieces: Pieces) -> None:
@@ -158,5 +158,5 @@ async def test_without_a_stream_a_picture_is_one_piece_after_the_other(tmp_path:
     async with open_engine(config_for(world.model)) as engine:
         text = f"Compare {MARKER} to {MARKER}."
         assert (await answer(engine, about(text, *files))).token_ids == world.expected(text, files)
-    assert len(pieces.generated) >= LEAST_PIECES
+    assert len(pieces.generated) >= MIN_PIECES
     world.reference.close()

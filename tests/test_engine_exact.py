@@ -164,7 +164,7 @@ async def test_a_server_whose_sequences_need_all_ids_loads_what_a_smaller_one_ha
     request = ask((*prompt, *tokens_for(7, 20)), 25)
     expected = await plain(tiny, [request], kv_unified="on")
     config = config_for(tiny, cache_dir=str(tmp_path / "kv"), cache_ram_mb=16, kv_unified="on")
-    monkeypatch.setattr("uma.engine.kv.memory_kinds.MOST_COPY_BYTES", 1)
+    monkeypatch.setattr("uma.engine.kv.memory_kinds.MAX_COPY_BYTES", 1)
     async with open_engine(config) as engine:
         await answer(engine, ask(prompt, 10))
     monkeypatch.setattr("uma.engine.kv.memory_kinds.MAX_SEQUENCES", 1)

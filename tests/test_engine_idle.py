@@ -47,7 +47,7 @@ async def test_a_large_cache_is_copied_in_parts_and_a_request_that_comes_meanwhi
     long = ask(tokens_for(1, 600), 8)
     config = config_for(tiny, n_ctx=1_024, kv_unified="on", cache_ram_mb=64, cache_tokens=1_024)
     async with open_engine(config) as engine:
-        monkeypatch.setattr(memory_kinds, "MOST_COPY_BYTES", 50 * engine.worker._pool.cells.bytes_per_token)
+        monkeypatch.setattr(memory_kinds, "MAX_COPY_BYTES", 50 * engine.worker._pool.cells.bytes_per_token)
         first = await answer(engine, long)
         steps.clear()
         await until(engine, is_copying.is_set)
@@ -82,8 +82,8 @@ async def test_a_large_snapshot_is_loaded_in_parts_between_which_a_stream_goes_o
             return super().begin(batch)
 
     compute_with(monkeypatch, WatchedContext)
-    monkeypatch.setattr(memory_kinds, "MOST_COPY_BYTES", 2**16)
-    monkeypatch.setattr(pool, "MOST_COPY_BYTES", 2**16)
+    monkeypatch.setattr(memory_kinds, "MAX_COPY_BYTES", 2**16)
+    monkeypatch.setattr(pool, "MAX_COPY_BYTES", 2**16)
     long = ask(tokens_for(1, 600), 8)
     config = config_for(tiny, n_ctx=4_096, kv_unified="on", cache_ram_mb=64, cache_tokens=0, max_sequences=2)
     async with open_engine(config) as engine:

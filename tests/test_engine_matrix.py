@@ -63,7 +63,7 @@ REAL: dict[str, RealModel] = {f"real {name}": name for name in get_args(RealMode
 SMALLER = 3
 """What the texts' lengths of these are divided by: they compute a hundred times as much."""
 LENGTH, LETTERS = 24, "bcdfgjklmopqsuvwxyz"
-MOST_OFF = 0.02
+MAX_OFF = 0.02
 """Maximum difference of a log probability: in other cells, or in batches of another size, the last bits are others."""
 N_CTX = 8_192
 """Context of all engines here; two sequences with a buffer each have half of it."""
@@ -92,7 +92,7 @@ class World:
         return [
             request.id
             for got, cold, request in pairs
-            if got.token_ids != cold.token_ids or likelihoods(got) != pytest.approx(likelihoods(cold), abs=MOST_OFF)
+            if got.token_ids != cold.token_ids or likelihoods(got) != pytest.approx(likelihoods(cold), abs=MAX_OFF)
         ]
 
 
@@ -212,7 +212,7 @@ async def preempted_beside_a_stream(world: World, contexts: list[HaltingContext]
     sets = {request.lora for request in world.requests}  # a batch has one
     config = config_for(world.model, **world.settings, max_sequences=1 + len(sets), cache_ram_mb=512)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("uma.engine.kv.pool.MOST_COPY_BYTES", 0)
+        patch.setattr("uma.engine.kv.pool.MAX_COPY_BYTES", 0)
         async with open_engine(config) as engine:
             for request in world.requests:  # a file's first reading starts a process: the stream could end before
                 await engine.tokenize(request)
@@ -300,8 +300,8 @@ async def in_parts(world: World, contexts: list[HaltingContext], folder: Path) -
     """Likewise, each asked twice at once, and loaded a part at a time beside a stream; one leaves."""
     config = config_for(world.model, **world.settings, cache_dir=str(folder), cache_ram_mb=512, max_sequences=6)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("uma.engine.kv.memory_kinds.MOST_COPY_BYTES", 2**16)
-        patch.setattr("uma.engine.kv.pool.MOST_COPY_BYTES", 0)
+        patch.setattr("uma.engine.kv.memory_kinds.MAX_COPY_BYTES", 2**16)
+        patch.setattr("uma.engine.kv.pool.MAX_COPY_BYTES", 0)
         async with open_engine(config) as engine:
             first = await alone(engine, world.requests[:2])
         async with open_engine(config) as engine, decoding(engine, begins_again=True):
@@ -389,7 +389,7 @@ def test_a_text_is_that_of_a_cold_run_whatever_happens(
 async def test_a_large_sequence_that_loses_its_slot_beside_a_stream_is_neither_copied_nor_read_again(
     tiny: Path, contexts: list[HaltingContext], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("uma.engine.kv.pool.MOST_COPY_BYTES", 0)
+    monkeypatch.setattr("uma.engine.kv.pool.MAX_COPY_BYTES", 0)
     prompt = 900
     async with open_engine(config_for(tiny, n_ctx=N_CTX, kv_unified="on", max_sequences=2)) as engine, decoding(engine):
         before = engine.snapshot()["prefill_tokens_total"]

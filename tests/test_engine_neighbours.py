@@ -270,7 +270,7 @@ def test_a_batch_whose_threads_wait_for_cores_is_broken_off_and_others_compute(
 ) -> None:
     counts = itertools.count()
     monkeypatch.setattr(cores, "LOOK_SEC", 0.001)
-    monkeypatch.setattr(cores, "LEAST_MS", 0.0)
+    monkeypatch.setattr(cores, "MIN_MS", 0.0)
     monkeypatch.setattr(counters, "waiting_ms", lambda _: {"1": 1e6 * next(counts)})
     params = ContextParams(n_ctx=16_384, n_batch=16_384, n_ubatch=64)
     with Model.load(tiny) as model, Context(model, params) as context:
@@ -293,7 +293,7 @@ async def test_the_first_batch_of_all_is_broken_off_too_where_its_threads_wait_f
 ) -> None:
     counts = itertools.count()
     monkeypatch.setattr(cores, "LOOK_SEC", 0.0001)
-    monkeypatch.setattr(cores, "LEAST_MS", 0.0)
+    monkeypatch.setattr(cores, "MIN_MS", 0.0)
     monkeypatch.setattr(cores, "TOO_LONG", 1e9)  # what has a prediction never takes too long
     monkeypatch.setattr(counters, "waiting_ms", lambda _: {"1": 1e6 * next(counts)})
     async with open_engine(config_for(tiny, threads=2)) as engine:
@@ -323,7 +323,7 @@ def starving(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Stal
     """A watch that sees every batch wait for cores as soon as it looks twice; its looks; and whether it has aborted."""
     counts, aborted = itertools.count(), threading.Event()
     monkeypatch.setattr(cores, "LOOK_SEC", 0.001)
-    monkeypatch.setattr(cores, "LEAST_MS", 0.0)
+    monkeypatch.setattr(cores, "MIN_MS", 0.0)
     monkeypatch.setattr(counters, "waiting_ms", lambda _: {"1": 1e6 * next(counts)})
     monkeypatch.setattr(Context, "request_retry", lambda _: aborted.set())
     with Model.load(tiny) as model, Context(model, ContextParams(n_ctx=256)) as context:

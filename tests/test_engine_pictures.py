@@ -36,7 +36,7 @@ from harness import PATIENCE_SEC
 from models import write_model
 from uma import Message, Request, SamplingParams, open_engine
 from uma.engine.intake import pictures
-from uma.engine.kv.checkpoints import LEAST_SAVED_TOKENS
+from uma.engine.kv.checkpoints import MIN_SAVED_TOKENS
 from uma.engine.policy.tuning import Tuning
 from uma.errors import BadRequest, ModelError, Overloaded, PromptTooLarge
 from uma.llama.context import Context
@@ -323,7 +323,7 @@ async def test_where_memory_cannot_be_cut_pictures_are_shared_too(tmp_path: Path
     read = [each.finished.usage.prompt_tokens - each.finished.usage.cached_tokens for each in found]
     about_one = whole - len(begins)  # of a picture that is asked about twice at once, one part is read by both
     assert sum(read[:8]) < len(begins) + 5 * about_one + 4 * (len(asked[4][0]) + len(answer_begins))
-    assert read[8] <= LEAST_SAVED_TOKENS + len(answer_begins)
+    assert read[8] <= MIN_SAVED_TOKENS + len(answer_begins)
     assert read[10] <= len(f"{answer_begins}A thing.{ends}user\nSure?{answer_begins}")
 
 

@@ -29,7 +29,7 @@ def as_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     fewer threads, and in the cells where a batch lies that is computed again, sums have other last bits.
     """
     monkeypatch.setattr("uma.engine.worker.cores.watch.SAMPLE_MS", math.inf)
-    monkeypatch.setattr("uma.engine.worker.cores.watch.LEAST_MS", math.inf)
+    monkeypatch.setattr("uma.engine.worker.cores.watch.MIN_MS", math.inf)
 
 
 def question(number: int, length: int) -> Request:

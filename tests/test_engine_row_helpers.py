@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from harness import PATIENCE_SEC
 from uma import open_engine
 from uma.engine.worker import row_helpers
-from uma.engine.worker.row_helpers import LEAST_LOGITS, RowHelpers
+from uma.engine.worker.row_helpers import MIN_LOGITS, RowHelpers
 from uma.engine.worker.sampling import RowSampler
 from uma.llama.context import Context
 
@@ -35,7 +35,7 @@ def test_parts_are_chosen_at_the_same_time_by_as_many_threads() -> None:
         return [threading.get_ident()] * len(rows)
 
     try:
-        assert len(set(helpers.each_part(choose, 64, 64 * LEAST_LOGITS))) == 4
+        assert len(set(helpers.each_part(choose, 64, 64 * MIN_LOGITS))) == 4
     finally:
         helpers.close()
 
@@ -43,7 +43,7 @@ def test_parts_are_chosen_at_the_same_time_by_as_many_threads() -> None:
 def test_little_work_stays_with_the_thread_that_asks() -> None:
     helpers, before = RowHelpers(3), threading.active_count()
     assert (
-        helpers.each_part(lambda rows: [threading.get_ident()] * len(rows), 64, 2 * LEAST_LOGITS - 1)
+        helpers.each_part(lambda rows: [threading.get_ident()] * len(rows), 64, 2 * MIN_LOGITS - 1)
         == [threading.get_ident()] * 64
     )
     assert threading.active_count() == before
@@ -67,7 +67,7 @@ async def test_readers_are_given_the_same_and_no_thread_is_left(tiny: Path, monk
 
     expected = await asked(Context)
     monkeypatch.setattr(RowSampler, "_draw", watched)
-    monkeypatch.setattr(row_helpers, "LEAST_LOGITS", 1)
+    monkeypatch.setattr(row_helpers, "MIN_LOGITS", 1)
     monkeypatch.setattr("uma.engine.worker.sampling.core_count", lambda: 4)
     got = await asked(EarlyContext)
     assert [(each.token_ids, each.text) for each in got] == [(each.token_ids, each.text) for each in expected]

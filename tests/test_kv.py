@@ -320,14 +320,14 @@ class TestPool:
     @pytest.fixture(autouse=True)
     def _small(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for module, name, value in (
-            (kv, "LEAST_SHARED_TOKENS", 2),
-            (kv, "LEAST_GAIN_TOKENS", 3),
-            (kv, "LEAST_EVICTED_TOKENS", 3),
-            (memory_kinds, "MOST_COPY_BYTES", 7),
-            (kv, "MOST_COPY_BYTES", 60),
-            (snapshots, "LEAST_WORTH", 2.0),
-            (snapshots, "MOST_LOST_TOKENS", 3),
-            (checkpoints, "LEAST_SAVED_TOKENS", 2),
+            (kv, "MIN_SHARED_TOKENS", 2),
+            (kv, "MIN_GAIN_TOKENS", 3),
+            (kv, "MIN_EVICTED_TOKENS", 3),
+            (memory_kinds, "MAX_COPY_BYTES", 7),
+            (kv, "MAX_COPY_BYTES", 60),
+            (snapshots, "MIN_WORTH", 2.0),
+            (snapshots, "MAX_LOST_TOKENS", 3),
+            (checkpoints, "MIN_SAVED_TOKENS", 2),
             (checkpoints, "INTERVAL_TOKENS", 7),
         ):
             monkeypatch.setattr(module, name, value)
@@ -363,8 +363,8 @@ class TestTrimming:
         self, monkeypatch: pytest.MonkeyPatch, until: Callable[[], bool] | None, stays: int
     ) -> None:
         monkeypatch.setattr(sys.modules[__name__], "N_CELLS", 400)
-        monkeypatch.setattr(kv, "MOST_COPY_BYTES", 0)
-        monkeypatch.setattr(snapshots, "LEAST_WORTH", 2.0)
+        monkeypatch.setattr(kv, "MAX_COPY_BYTES", 0)
+        monkeypatch.setattr(snapshots, "MIN_WORTH", 2.0)
         context = FakeContext(unified=True)
         pool = KvPool(cast(Context, context), SnapshotStore(10**6), cache_cells=20)
         decoding, _ = pool.acquire(array("i", [9_999, 9_998]), 0)
@@ -406,11 +406,11 @@ class TestTrimming:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(sys.modules[__name__], "N_CELLS", 400)
-        monkeypatch.setattr(snapshots, "LEAST_WORTH", 2.0)
+        monkeypatch.setattr(snapshots, "MIN_WORTH", 2.0)
         context = FakeContext(unified=True)
         store = SnapshotStore(10**6)
         pool = KvPool(cast(Context, context), store, cache_cells=20)
-        monkeypatch.setattr(kv, "MOST_COPY_BYTES", pool.cells.state_size(90))
+        monkeypatch.setattr(kv, "MAX_COPY_BYTES", pool.cells.state_size(90))
         decoding = self.ended(pool, context)
         for copied in (1, 2, 3):
             assert len(store) == copied
@@ -420,7 +420,7 @@ class TestTrimming:
 
     def test_what_is_spare_leaves_without_a_copy(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sys.modules[__name__], "N_CELLS", 400)
-        monkeypatch.setattr(snapshots, "LEAST_WORTH", 2.0)
+        monkeypatch.setattr(snapshots, "MIN_WORTH", 2.0)
         context = FakeContext(unified=True)
         store = SnapshotStore(10**6)
         pool = KvPool(cast(Context, context), store, cache_cells=20)
@@ -504,7 +504,7 @@ class TestRestoring:
 
 
 def test_two_preempted_sequences_of_the_same_tokens_wait_for_one_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshots, "LEAST_WORTH", 1)
+    monkeypatch.setattr(snapshots, "MIN_WORTH", 1)
     store, context = SnapshotStore(1_000), FakeContext(unified=True)
     pool, tokens = KvPool(cast(Context, context), store, cache_cells=0), array("i", range(20))
     saved = []

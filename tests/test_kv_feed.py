@@ -47,7 +47,7 @@ class TestPool:
 
     @pytest.fixture(autouse=True)
     def _small(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        for name in ("LEAST_SHARED_TOKENS", "LEAST_GAIN_TOKENS", "LEAST_EVICTED_TOKENS"):
+        for name in ("MIN_SHARED_TOKENS", "MIN_GAIN_TOKENS", "MIN_EVICTED_TOKENS"):
             monkeypatch.setattr(pool_module, name, 1)
 
     @pytest.mark.parametrize("machine", [PoolLives, SplitPoolLives, StatePoolLives])

@@ -15,7 +15,7 @@ from uma.types import Message, Request
 
 KINDS = ("LFM2", "NVIDIA-Nemotron", "Qwen3", "Qwen-Qwen3", "ibm-granite-granite-4", "llama-cpp-deepseek-r1")
 """How names of templates begin of models that have a state, or that think."""
-MOST_OPENING_CHARS = 80
+MAX_OPENING_CHARS = 80
 """Maximum text with which a template opens an answer."""
 
 
@@ -32,5 +32,5 @@ def test_a_later_prompt_begins_with_what_was_read_up_to_a_message_end(name: str)
         ends = message_ends(chat, request, text)
         later = rendered(chat, asked(question, answer, Message(role="user", content="And now?")))
         other = rendered(chat, asked(Message(role="user", content="Zebra?")))
-    assert later[: max(ends)] == text[: max(ends)] and len(text) - max(ends) < MOST_OPENING_CHARS
+    assert later[: max(ends)] == text[: max(ends)] and len(text) - max(ends) < MAX_OPENING_CHARS
     assert any("You are kind." in text[:end] and other[:end] == text[:end] for end in ends)

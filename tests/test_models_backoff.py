@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from uma.supervisor.backoff import MOST_SEC, STEADY_SEC, Failures
+from uma.supervisor.backoff import MAX_SEC, STEADY_SEC, Failures
 
 
 def test_each_load_that_fails_doubles_the_wait_up_to_a_minute() -> None:
@@ -11,7 +11,7 @@ def test_each_load_that_fails_doubles_the_wait_up_to_a_minute() -> None:
         failures.note("broken", now, None)
         waits.append(failures.left_sec(now))
         now = failures.retry_at
-    assert waits == [1, 2, 4, 8, 16, 32, MOST_SEC, MOST_SEC, MOST_SEC]
+    assert waits == [1, 2, 4, 8, 16, 32, MAX_SEC, MAX_SEC, MAX_SEC]
 
 
 def test_a_process_that_was_loaded_starts_again_at_once_and_later_where_it_ends_again() -> None:

@@ -32,12 +32,12 @@ from uma.errors import BadRequest, ConfigError, InternalError, ModelUnusable, Ov
 from uma.figures import MB
 from uma.http import openai
 from uma.http.problem import Problem
-from uma.models.catalog import MOST_BROKEN
+from uma.models.catalog import MAX_BROKEN
 from uma.models.shelf import Shelf
 from uma.net.client import CLIENT, OWNER, QUEUED
 from uma.net.quota import Bounds, ClientAccount
 from uma.supervisor import LoadedModels, child, open_models
-from uma.supervisor.model import AGAIN_SEC, CROWDED_MS, LEAST_TOKENS
+from uma.supervisor.model import AGAIN_SEC, CROWDED_MS, MIN_TOKENS
 from uma.supervisor.models import IDLE_UNLOAD, MEASURE_SEC, RESCAN_SEC
 from uma.types import ListedModel, LoadProgress, Request, SamplingParams, Source, Token
 
@@ -201,7 +201,7 @@ async def test_a_model_that_fits_beside_another_by_a_shorter_context_has_that_un
         first, second = await models.load("alpha"), await models.load("beta")
         assert models.find("alpha").state == "loaded"
         assert first.memory_bytes + second.memory_bytes <= 1_000 * MB
-        assert _cells(first) > _cells(second) >= LEAST_TOKENS
+        assert _cells(first) > _cells(second) >= MIN_TOKENS
         # What one request can have is the same: nothing is refused for what else is loaded.
         assert {each.info.limits.n_ctx for each in (first, second) if each.info is not None} == {8_192}
         for name in ("alpha", "beta"):
@@ -567,13 +567,13 @@ async def test_broken_files_are_told_once_at_the_start_and_not_all_of_many(
 ) -> None:
     with short_directory() as place:
         shutil.copy(folder / "alpha.gguf", place)
-        for number in range(MOST_BROKEN + 2):
+        for number in range(MAX_BROKEN + 2):
             (place / f"broken-{number}.gguf").write_bytes(b"GGUF of no kind")
         async with opened(place, monkeypatch, models="all"):
             await until(lambda: "2 more broken files" in caplog.text)
         async with opened(place, monkeypatch, models="alpha") as models:  # the others are not for it
             await models.load("alpha")
-    assert len(re.findall(r"model\.broken reason=\S*broken-\d\.gguf", caplog.text.replace('"', ""))) == MOST_BROKEN
+    assert len(re.findall(r"model\.broken reason=\S*broken-\d\.gguf", caplog.text.replace('"', ""))) == MAX_BROKEN
 
 
 async def test_a_model_whose_file_is_gone_is_listed_until_its_last_request_has_ended(
@@ -962,10 +962,10 @@ async def test_loads_and_unloads_leave_nothing_behind(
             if number == LOADS // 3:
                 before, resident = state(), resident_kib()
         assert state() == before
-        assert resident_kib() - resident < MOST_GROWTH_KIB
+        assert resident_kib() - resident < MAX_GROWTH_KIB
 
 
-MOST_GROWTH_KIB = 8_192
+MAX_GROWTH_KIB = 8_192
 """Maximum that the allocator takes by chance. Ten times as many loads (TEST_LOADS) have the same bound."""
 
 

@@ -90,7 +90,7 @@ CONTRAST = """([one, other]) => {
     return (high + 0.05) / (low + 0.05);
 }"""
 """The contrast of two colours, as WCAG 2 has it."""
-LEAST_CONTRAST = 3.0
+MIN_CONTRAST = 3.0
 """Of what tells a state, by WCAG 2 (1.4.11)."""
 THEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 
@@ -112,6 +112,6 @@ def test_what_is_chosen_and_who_has_written_is_told_by_a_mark(browser: Browser, 
         for theme in THEMES:
             page.emulate_media(color_scheme=theme)
             contrasts = [page.evaluate(CONTRAST, pair) for pair in page.evaluate(marks)]
-            assert min(contrasts) >= LEAST_CONTRAST, (theme, contrasts)
+            assert min(contrasts) >= MIN_CONTRAST, (theme, contrasts)
             grounds.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
         assert len(grounds) == len(THEMES)

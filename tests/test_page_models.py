@@ -17,7 +17,7 @@ from script_model import write_script_model
 
 from harness import PATIENCE_SEC, short_directory
 from models import CHATML, write_encoder
-from uma.supervisor.model import MOST_MODELS
+from uma.supervisor.model import MAX_MODELS
 
 SAYING = {"alpha": "I am the first of them.", "beta": "I am the second one."}
 MEMORY_MB = 300
@@ -33,7 +33,7 @@ REQUEST: dict[str, Any] = {
 }
 REQUEST |= {"computed_tokens": 3_400, "generated_tokens": 111, "origin": "claude-cli/2.1.197 · messages · pid 4711"}
 WAITING = REQUEST | {"computed_tokens": 0, "cached_tokens": 0, "generated_tokens": 0, "waits_for": "slot"}
-NUMBERED = 12 * MOST_MODELS
+NUMBERED = 12 * MAX_MODELS
 """The numbers of each model's twelfth request begin here."""
 LOAD = {
     "running": [REQUEST | {"id": f"run-{number}", "number": NUMBERED + number} for number in range(6)],

@@ -15,7 +15,7 @@ from policy_world import make_row
 
 from uma.engine.policy import Targets
 from uma.engine.policy.cost import SIZES, CostModel
-from uma.engine.policy.scheduler import EMBED_LEAST_SHARE, EmbedDemand, EmbedTurns
+from uma.engine.policy.scheduler import EMBED_MIN_SHARE, EmbedDemand, EmbedTurns
 from uma.engine.worker.embedding import WEIGHTS, Embedder, EmbedJob
 from uma.llama.batch import Batch
 from uma.llama.context import DONE, Context
@@ -39,7 +39,7 @@ def test_a_batch_of_texts_takes_what_a_step_leaves_of_the_target(
     for size in SIZES:
         turns.cost.observe_prefill(size, 0.0, fixed_ms + token_ms * size)
     streams = [make_row(1, target_tbt_ms=target_ms), make_row(2, lane=-1, target_tbt_ms=1.0)]
-    longest_ms = max(min(BUDGET_MS, target_ms) - step_ms, EMBED_LEAST_SHARE * step_ms)
+    longest_ms = max(min(BUDGET_MS, target_ms) - step_ms, EMBED_MIN_SHARE * step_ms)
     for tokens, least_tokens in demands:
         demand = EmbedDemand(tokens, min(least_tokens, tokens), lane=0, position=0.0)
         given_tokens = turns.tokens(demand, streams, step_ms, now_ms=0.0)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policy_world import Machine, make_row
 
-from uma.engine.intake.overload import LEAST_RETRY_MS, Load, retry_after_ms, wait_ms
+from uma.engine.intake.overload import MIN_RETRY_MS, Load, retry_after_ms, wait_ms
 from uma.engine.policy.cost import CostModel
 from uma.engine.policy.order import due_ms
 from uma.engine.policy.tuning import TUNING
@@ -70,4 +70,4 @@ def test_a_request_that_finds_all_slots_taken_waits_for_as_many_to_end() -> None
 
 def test_when_to_come_back_is_what_the_wait_is_over_the_target_and_never_at_once() -> None:
     assert retry_after_ms(5_000, 2_000) == 3_000
-    assert retry_after_ms(2_000, 2_000) == LEAST_RETRY_MS
+    assert retry_after_ms(2_000, 2_000) == MIN_RETRY_MS

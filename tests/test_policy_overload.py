@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from uma.engine.intake.overload import LEAST_RETRY_MS, full_queue_retry_ms
+from uma.engine.intake.overload import MIN_RETRY_MS, full_queue_retry_ms
 
 
 @pytest.mark.parametrize(("waiting", "service_ms"), [(8_170, 500.0), (4_000, 0.0), (1_024, 2_000.0)])
@@ -29,4 +29,4 @@ def test_what_runs_for_long_makes_the_hint_longer(service_ms: float, ages_ms: li
 
 
 def test_a_hint_is_never_so_short_that_trying_again_is_all_there_is_to_do() -> None:
-    assert full_queue_retry_ms(1, 1, 0.001, 64) == LEAST_RETRY_MS
+    assert full_queue_retry_ms(1, 1, 0.001, 64) == MIN_RETRY_MS

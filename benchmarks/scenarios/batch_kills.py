@@ -31,7 +31,7 @@ from benchmarks.targets.uma import uma_server
 WORDS, ANSWER = 6, 12
 KILLS_OF_A_SERVER = 5
 """Kills of the job until one takes the server, too."""
-MOST_LATE_SEC = 2.0
+MAX_LATE_SEC = 2.0
 """Maximum time from the row at which a kill is due: a job that goes on needs half of it to begin."""
 LAST_SHARE = 0.8
 """Of the rows, up to where a kill is due: a job that has ended cannot be killed."""
@@ -78,7 +78,7 @@ async def _killed(job: Job, bench: Bench, chance: Random) -> Measures:
                 for number, row in enumerate(due[start : start + KILLS_OF_A_SERVER], 1):
                     async with batch_job(rows, killed, "--socket", str(uma.socket), *job.options) as running:
                         if await running.reached(row):
-                            await trio.sleep(chance.uniform(0, MOST_LATE_SEC))
+                            await trio.sleep(chance.uniform(0, MAX_LATE_SEC))
                         if number == KILLS_OF_A_SERVER:
                             uma.process.popen.kill()
                         kills += running.kill()

@@ -18,7 +18,7 @@ from benchmarks.scenario import Bench, Check, Emit, Scenario, Summary, rotated
 from benchmarks.targets.dynamo import Dynamo, Router, dynamo, is_installed
 
 CONVERSATIONS, PREFIX, TURNS, ASKED, ANSWER = 8, 768, 3, 24, 16
-MOST_THINKING_S = 4.0
+MAX_THINKING_S = 4.0
 """Before each question, up to so long: people do not ask in step."""
 LONG = 160
 CELLS = 4_352
@@ -79,7 +79,7 @@ async def _converse(target: Dynamo, model: BenchModel, rng: Random) -> Measures:
     async def go_on(so_far: tuple[int, ...], thinking: Random) -> None:
         nonlocal prompts
         for _ in range(TURNS):
-            await trio.sleep(thinking.uniform(0, MOST_THINKING_S))
+            await trio.sleep(thinking.uniform(0, MAX_THINKING_S))
             so_far += model.prompt(thinking, ASKED)
             later.append(await one(target, Ask(so_far, ANSWER)))
             prompts += len(so_far)

@@ -15,7 +15,7 @@ from benchmarks.targets.contenders import OURS, contenders, open_contender
 
 PROMPT, GENERATED = 64, 24
 TIMES_CAPACITY, SECONDS = 10, 10
-MOST_PATIENCE_S = 150
+MAX_PATIENCE_S = 150
 INTERACTIVE_SHARE = 0.04
 """Of all requests, so four tenths of what the machine can do: what a server can promise to serve."""
 TARGET_TTFT_MS, TARGET_TBT_MS = 2000.0, 120.0
@@ -40,7 +40,7 @@ async def measure(bench: Bench, index: int, emit: Emit) -> None:
             kinds = [rng.random() < INTERACTIVE_SHARE for _ in range(round(rate * seconds))]
             asks = [_ask(bench, rng, is_interactive) for is_interactive in kinds]
             # Twice what a full queue takes: longer than any accepted request should need.
-            patience_s = min(MOST_PATIENCE_S, 10 + 2 * (MAX_QUEUE + SLOTS) / capacity)
+            patience_s = min(MAX_PATIENCE_S, 10 + 2 * (MAX_QUEUE + SLOTS) / capacity)
             meter = CpuMeter(target.pid)
             meter.start()
             samples = await open_loop(target, asks, per_second=rate, rng=rng, patience_s=patience_s)

@@ -26,9 +26,9 @@ from benchmarks.targets.raw import Raw, raw
 from uma.engine.sizing import RULES
 
 PROMPT, GENERATED, CELLS_A_STREAM = 16, 128, 256
-LEAST_TOKENS = 1024
+MIN_TOKENS = 1024
 """A burst of few streams is over in half a second: it is repeated until so many tokens were generated."""
-LEAST_BURSTS = 3
+MIN_BURSTS = 3
 """Of each target with each number of streams: single bursts differ by a tenth."""
 LARGE_PARAMETERS = 300_000_000
 """Parameters of a model from which on one burst of more than 1,024 tokens has to do: on 2 cores it takes a minute."""
@@ -91,8 +91,8 @@ async def _with_streams(bench: Bench, index: int, streams: int, emit: Emit) -> N
 
 def least_tokens(bench: Bench, streams: int) -> int:
     """Tokens that all bursts of a target generate at least."""
-    bursts = 1 if parameters(bench.model.shape) >= LARGE_PARAMETERS else bench.pick(LEAST_BURSTS, 1)
-    return max(LEAST_TOKENS, bursts * streams * GENERATED)
+    bursts = 1 if parameters(bench.model.shape) >= LARGE_PARAMETERS else bench.pick(MIN_BURSTS, 1)
+    return max(MIN_TOKENS, bursts * streams * GENERATED)
 
 
 async def in_turn(

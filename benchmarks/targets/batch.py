@@ -20,7 +20,7 @@ from benchmarks.targets.base import Process, StartError, environment
 
 POLL_SEC = 0.05
 """Between two looks at a result file."""
-MOST_EVENT_BYTES = 4_096
+MAX_EVENT_BYTES = 4_096
 
 
 @attrs.frozen
@@ -44,7 +44,7 @@ class Job:
     def newest(self) -> dict[str, Any] | None:
         """The last of these; None before the first."""
         with self.told.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - MOST_EVENT_BYTES))
+            file.seek(max(0, file.seek(0, os.SEEK_END) - MAX_EVENT_BYTES))
             lines = file.read().split(b"\n")[:-1]
         return json.loads(lines[-1]) if lines else None
 

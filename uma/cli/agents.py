@@ -52,7 +52,7 @@ would refuse its own first prompt of 18,000. Untold, it shortens a conversation 
 long.
 """
 
-LEAST_TOKENS = 20_000
+MIN_TOKENS = 20_000
 """Context that an agent's first prompt and a first answer need: its instructions and tools alone are 8,000 to 18,000
 tokens.
 """

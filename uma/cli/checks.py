@@ -52,7 +52,7 @@ BUSY_PERCENT = 50.0
 """Part of the last minute for which threads can wait for a CPU before it is told as what makes answers slow. UMA's own
 threads wait a little where there are as many as CPUs.
 """
-LEAST_DISK_BYTES = 50 * figures.MB
+MIN_DISK_BYTES = 50 * figures.MB
 """Free bytes below which a disk counts as full: a snapshot of a prefix and a batch's results take as much."""
 SERVER_TIMEOUT_SEC = 15.0
 
@@ -260,7 +260,7 @@ def disks(config: RuntimeConfig, pids: Iterable[int] = ()) -> Iterator[Check]:
         except OSError:  # another user's
             continue
         todo = f"the disk of {folder} is full: what is written there is lost or refused; free some space"
-        is_full = free_bytes < LEAST_DISK_BYTES
+        is_full = free_bytes < MIN_DISK_BYTES
         yield Check("disk", f"{folder}, {figures.size(free_bytes)} free", todo if is_full else "", is_detail=True)
 
 

@@ -23,7 +23,7 @@ from uma.config import Loaded
 from uma.errors import BadRequest, ConfigError, DecodeFailed, FrameTooLarge, PromptTooLarge, TemplateError
 from uma.types import Decision, DecisionQuestion, DecisionRequest, Message, Priority
 
-LEAST_MASS = 0.01
+MIN_MASS = 0.01
 """`label_mass` below which an answer is warned of: a model that means one of the options has far more."""
 OF_A_TEXT = (BadRequest, TemplateError, PromptTooLarge, FrameTooLarge, DecodeFailed)
 """Errors about one text: the others are still asked about."""
@@ -82,7 +82,7 @@ async def _decide_all(options: argparse.Namespace, loaded: Loaded, texts: list[s
         finally:  # what has been asked, also where the rest was stopped
             if rows:
                 print_table(columns, rows)
-    if unsure := sum(mass < LEAST_MASS for mass in masses):
+    if unsure := sum(mass < MIN_MASS for mass in masses):
         texts_told = f"of {unsure:,} of {len(texts):,} texts " if len(texts) > 1 else ""
         say.warn(
             f"label_mass {texts_told}is below 1 % (the least {100 * min(masses):.2g} %): the model would hardly answer "

@@ -23,7 +23,7 @@ from typing import Any
 
 from uma import posix
 from uma.cli import say
-from uma.cli.agents import AGENTS, LEAST_TOKENS, Agent, AgentPlace
+from uma.cli.agents import AGENTS, MIN_TOKENS, Agent, AgentPlace
 from uma.cli.config import as_toml
 from uma.cli.options import load_settings
 from uma.client.http import HttpClient, read_key
@@ -74,9 +74,9 @@ def _leave(number: int, _: Any) -> None:
 
 def _run(agent: Agent, program: str, arguments: list[str], place: AgentPlace) -> int:
     start = agent.start(place)
-    if place.context_tokens < LEAST_TOKENS:
+    if place.context_tokens < MIN_TOKENS:
         say.warn(
-            f"{place.model} has {place.context_tokens:,} tokens of context; an agent needs about {LEAST_TOKENS:,}. "
+            f"{place.model} has {place.context_tokens:,} tokens of context; an agent needs about {MIN_TOKENS:,}. "
             "Name another by -m (`uma models` lists them), get one by `uma pull OWNER/NAME`, or give --n-ctx where the "
             "model was trained for more"
         )
@@ -119,7 +119,7 @@ def _lacks(model: dict[str, Any]) -> tuple[bool, ...]:
     return (
         meta.get("kind") in (EMBEDDINGS, RERANKER),
         not meta.get("fits", True),
-        meta["n_ctx_train"] < LEAST_TOKENS,
+        meta["n_ctx_train"] < MIN_TOKENS,
         not meta.get("has_tools"),
     )
 

@@ -100,7 +100,7 @@ OTHERS = {
 }
 """Commands of other tools, and the equivalent here."""
 
-LEAST_RARE = 3
+MIN_RARE = 3
 """Fewer rare settings than these are in `--help`, too."""
 
 EXAMPLES = {
@@ -209,7 +209,7 @@ class CommandParser(argparse.ArgumentParser):
         """Settings and sampling parameters that `--help` leaves to `--help-all`."""
         derived = (action for group in self._derived() for action in group._group_actions)
         rare = [action for action in derived if re.sub(r"^(setting|sampling)_", "", action.dest) not in COMMON]
-        return frozenset(rare if len(rare) >= LEAST_RARE else ())
+        return frozenset(rare if len(rare) >= MIN_RARE else ())
 
     def _derived(self) -> list[argparse._ArgumentGroup]:
         """The groups of settings and sampling parameters."""

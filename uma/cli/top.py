@@ -123,10 +123,10 @@ async def _snapshot(top: Top, is_json: bool, _: Interrupts) -> int:
         return 0
     from rich.console import Console  # noqa: PLC0415  (slow to import, and not needed for JSON)
 
-    from uma.cli.top_view import LEAST_COLUMNS, draw  # noqa: PLC0415
+    from uma.cli.top_view import MIN_COLUMNS, draw  # noqa: PLC0415
 
     columns = shutil.get_terminal_size((SNAPSHOT_COLUMNS, 0)).columns
-    console = Console(width=max(LEAST_COLUMNS, columns), highlight=False)
+    console = Console(width=max(MIN_COLUMNS, columns), highlight=False)
     console.print(draw(top.state, console.width))
     return 0
 

@@ -25,7 +25,7 @@ from uma.metrics.histogram import MS_BOUNDS
 from uma.metrics.live import Percentiles
 
 BLOCKS = "▁▂▃▄▅▆▇█"
-LEAST_COLUMNS = 60
+MIN_COLUMNS = 60
 """Narrowest screen on which nothing that matters is cut."""
 GAP = 2
 """Columns between two of the table's."""
@@ -35,7 +35,7 @@ KEYS_COLUMNS = 14
 """Columns of the keys in the help."""
 REQUESTS_PART = 3
 """The requests have one of so many parts of the screen at least, where there are enough of them."""
-LEAST_NAME = 12
+MIN_NAME = 12
 """Columns that the name of a server's model has at least, on a line of its own."""
 MAX_SPARK = 30
 """Columns of a line of the last minute."""
@@ -187,7 +187,7 @@ def _server_line(where: str, server: WatchedServer, columns: int) -> Text:
         left = columns - state.cell_len - len(sanitize_line(where)) - 2 * 3
         if called.cell_len > left and frame.in_short:
             called = _plain(frame.in_short, "bold cyan")
-        called.truncate(max(LEAST_NAME, left), overflow="ellipsis")
+        called.truncate(max(MIN_NAME, left), overflow="ellipsis")
         parts = [state, called, _plain(where, "dim")]
     line = Text("   ", no_wrap=True, overflow="ellipsis").join(parts)
     line.truncate(columns, overflow="ellipsis")
@@ -305,7 +305,7 @@ def _requests(state: TopState, rows: Sequence[RequestRow], columns: int, left: i
         said = "no request has this" if state.filter else "nothing runs"
         return [Text(said, style="dim")]
     has_models = columns >= MODEL.from_columns and any(_names_model(state, row) for row in rows)
-    left_columns = max(LEAST_COLUMNS, columns - MODEL.width - GAP) if has_models else columns
+    left_columns = max(MIN_COLUMNS, columns - MODEL.width - GAP) if has_models else columns
     shown = [MODEL] * has_models + [column for column in COLUMNS if left_columns >= column.from_columns]
     rest = columns - sum(column.width + GAP for column in shown)
     table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), width=columns, header_style="bold")

@@ -18,14 +18,14 @@ BLIND = "this model does not support image input; one that has a projector besid
 
 LANES = {1: "interactive", 0: "normal", -1: "background"}
 """Names of a request's priorities."""
-MOST_NAMED = 8
+MAX_NAMED = 8
 """Maximum of models that one line names."""
 
 
 def names(models: Sequence[str]) -> str:
     """The first of these, and how many more there are."""
-    more = f" and {len(models) - MOST_NAMED:,} more" if len(models) > MOST_NAMED else ""
-    return f"{', '.join(models[:MOST_NAMED])}{more}"
+    more = f" and {len(models) - MAX_NAMED:,} more" if len(models) > MAX_NAMED else ""
+    return f"{', '.join(models[:MAX_NAMED])}{more}"
 
 
 def with_adapters(info: ServerInfo) -> list[str]:

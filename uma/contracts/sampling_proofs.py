@@ -37,7 +37,7 @@ SHORT = 8
 chance."""
 LONG = 64
 """Maximum tokens within which a chat's answer ends by itself."""
-MOST_BIAS = 40
+MAX_BIAS = 40
 """Maximum difference of logits between the likeliest token and all others that a proof overcomes by bias."""
 WORD = object()
 """Placeholder for the text of the token that a proof forces."""
@@ -232,7 +232,7 @@ def _penalises(name: str) -> Proof:
     """
     repetitive = partial(ask, prompt="a b c a b c a b c a b c a b c a b c", max_tokens=SHORT)
     sure = answered((yield repetitive()))
-    for bias in range(MOST_BIAS + 1):
+    for bias in range(MAX_BIAS + 1):
         asked = partial(repetitive, logit_bias=dict.fromkeys(map(str, sure.token_ids), -bias))
         plain = answered((yield asked()))
         penalised = answered((yield asked(**{name: 2.0})), ignoring=name)

@@ -26,7 +26,7 @@ CLEARED = "[This tool result was cleared, to save context.]"
 TRIGGER_TOKENS, MAX_TRIGGER_SHARE = 100_000, 0.75
 """Length of a prompt from which on results are cleared, where the body does not say, as Anthropic has it; and the
 maximum of it as a share of the context: a conversation that does not fit is refused."""
-LEAST_CLEARED_SHARE = 0.1
+MIN_CLEARED_SHARE = 0.1
 """Minimum of the trigger that is cleared at once, however little the body asks for: each time the prompt is read anew
 from there."""
 KEPT_USES = 3
@@ -107,7 +107,7 @@ def _cleared(request: Request, edit: ClearToolUses, size_tokens: int, most_token
     of_messages = sum(map(_chars, messages))
     rate = size_tokens / max(1, of_messages + sum(len(json_text.dumps(tool.parameters)) for tool in request.tools))
     by_uses, most = edit.trigger.type == "tool_uses", min(edit.trigger.value, most_tokens)
-    least = max(edit.clear_at_least.value, 1 if by_uses else LEAST_CLEARED_SHARE * most)
+    least = max(edit.clear_at_least.value, 1 if by_uses else MIN_CLEARED_SHARE * most)
     tokens, cleared, recent, old = size_tokens - rate * of_messages, 0, deque[int](), list[int]()
     gain = 0.0  # by clearing the old ones, added up as they become so: a sum at each message takes seconds of thousands
     for at, message in enumerate(messages):

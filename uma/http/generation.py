@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 HEARTBEAT_SEC = 2.0
 """Maximum silence of a stream, after which it says that it is alive: proxies give up after 15 s and more."""
-MOST_SILENT_SEC = 10.0
+MAX_SILENT_SEC = 10.0
 """Maximum time for which an answer is not begun for the sake of a status of its own."""
 MAX_UNSENT_BYTES = 65_536
 """Maximum bytes of one answer that wait for the writing task; beyond it the request is paused."""
@@ -317,7 +317,7 @@ class _Streamed:
         own: the answer has not begun, and not all that can be with the source at once have been taken by it.
         """
         mine, at_once = {request.id for request in self.writer.requests}, min(len(self.writer.requests), MAX_AT_ONCE)
-        may_wait = not self._is_open and trio.current_time() < self._began_at + MOST_SILENT_SEC
+        may_wait = not self._is_open and trio.current_time() < self._began_at + MAX_SILENT_SEC
         if may_wait and self._asked < at_once:
             return ""
         activity = await source.activity(next(iter(mine)) if len(mine) == 1 else "")

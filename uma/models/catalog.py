@@ -283,15 +283,15 @@ _OTHER_KINDS = {
 }
 """What `general.type` says of GGUF files that hold no model."""
 _NO_WEIGHTS = "holds a vocabulary and no weights, so there is nothing to compute with"
-MOST_BROKEN = 5
+MAX_BROKEN = 5
 """Maximum broken files that are told of; of more the number."""
 
 
 def broken(files: Iterable[ModelFile]) -> list[str]:
     """What is wrong with files that are damaged or incomplete, unlike those that hold no model."""
     found = [file.problem for file in files if file.problem is not None and not file.is_sound]
-    more = len(found) - MOST_BROKEN
-    return [*found[:MOST_BROKEN], *([f"{more:,} more broken files: `uma models` lists them"] if more > 0 else [])]
+    more = len(found) - MAX_BROKEN
+    return [*found[:MAX_BROKEN], *([f"{more:,} more broken files: `uma models` lists them"] if more > 0 else [])]
 
 
 def _no_model(parts: list[Header]) -> str | None:

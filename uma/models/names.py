@@ -13,11 +13,11 @@ T = TypeVar("T")
 
 HOSTS = ("huggingface.co", "hf.co", "www.huggingface.co")
 """The names of the Hugging Face hub."""
-MOST_NAMED = 20
+MAX_NAMED = 20
 """Maximum of names in one message."""
-MOST_SHOWN = 200
+MAX_SHOWN = 200
 """Maximum of characters of a name that was asked for in a message."""
-MOST_WAYS = 8_192
+MAX_WAYS = 8_192
 """Maximum of names whose plain spellings are known: more than a server's models have together."""
 NEAR = 0.6
 """Likeness (`difflib`) from which a name is near."""
@@ -76,18 +76,18 @@ def one_meant(
     if len(found) == 1:
         return found[0]
     if found:
-        raise UnknownModel(f"model: {asked[:MOST_SHOWN]!r}: {several_words(found)}")
+        raise UnknownModel(f"model: {asked[:MAX_SHOWN]!r}: {several_words(found)}")
     near = nearest_model(asked, tuple(dict.fromkeys((*names, *(name for every in names.values() for name in every)))))
-    there = near or f"; there are {', '.join(islice(names, MOST_NAMED))}"
-    raise UnknownModel(f"model: {asked[:MOST_SHOWN]!r}: {NONE_HERE}{there}")
+    there = near or f"; there are {', '.join(islice(names, MAX_NAMED))}"
+    raise UnknownModel(f"model: {asked[:MAX_SHOWN]!r}: {NONE_HERE}{there}")
 
 
 def check_alone(asked: str, name: str, others: Iterable[str], adapters: Collection[str]) -> None:
     """Raise `UnknownModel` where this does not mean the one model that is here, with or without an adapter."""
     if not meant(without_adapter(asked, adapters), {name: (name, *others)}):
         *more, last = map(repr, (name, *with_each(name, adapters)))
-        there = f"{', '.join(more[:MOST_NAMED])} and {last} are" if more else f"{last} is"
-        raise UnknownModel.at("model", f"{asked[:MOST_SHOWN]!r} is not loaded here; {there}")
+        there = f"{', '.join(more[:MAX_NAMED])} and {last} are" if more else f"{last} is"
+        raise UnknownModel.at("model", f"{asked[:MAX_SHOWN]!r} is not loaded here; {there}")
 
 
 NONE_HERE = "model not found"
@@ -105,7 +105,7 @@ def nearest_model(asked: str, names: tuple[str, ...]) -> str:
     to name a model by, and in any capitals. Kept, since a server looks for a name before and after it has looked at
     its folders.
     """
-    wanted = _plain(asked[:MOST_SHOWN])
+    wanted = _plain(asked[:MAX_SHOWN])
     whole, begun = dict[str, str](), dict[str, str]()
     for name in names:
         for way in _ways(name):
@@ -130,7 +130,7 @@ def _closest(wanted: str, known: Collection[str], cutoff: float) -> str | None:
     return next(iter(get_close_matches(wanted, likely, n=1, cutoff=cutoff)), None)
 
 
-@lru_cache(maxsize=MOST_WAYS)
+@lru_cache(maxsize=MAX_WAYS)
 def _ways(name: str) -> tuple[str, ...]:
     """A name and what is left of it without what stands before a `/`."""
     parts = _plain(name).split("/")

@@ -8,7 +8,7 @@ import attrs
 
 FIRST_SEC = 1.0
 """Time between a failure and the next start: each failure in a row doubles it."""
-MOST_SEC = 60.0
+MAX_SEC = 60.0
 """Maximum of that time."""
 STEADY_SEC = 60.0
 """A process that was loaded for so long has not failed by what it was loaded with: failures are counted from 1."""
@@ -33,7 +33,7 @@ class Failures:
         self.n += 1
         self.why = why
         is_lone = loaded_at is not None and self.n == 1
-        self.retry_at = now if is_lone else now + min(MOST_SEC, FIRST_SEC * 2.0 ** (self.n - 1))
+        self.retry_at = now if is_lone else now + min(MAX_SEC, FIRST_SEC * 2.0 ** (self.n - 1))
 
     def left_sec(self, now: float) -> float:
         """Time until a load is tried; 0: now."""

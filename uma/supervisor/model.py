@@ -47,11 +47,11 @@ from uma.types import (
     Tokenized,
 )
 
-MOST_MODELS = 65_536
+MAX_MODELS = 65_536
 """Factor by which the numbers of requests are multiplied, to tell those of several models apart."""
-MOST_WAITS = 1_000
+MAX_WAITS = 1_000
 """Maximum number of requests of which it is known how long they have waited for a load: those that can be explained."""
-LEAST_WAIT_MS = 1.0
+MIN_WAIT_MS = 1.0
 """Minimum time for which a model was waited for to be told: what is loaded is found sooner."""
 LOOK_SEC = 1.0
 """Maximum time of a question about what a process does, or how a file is; then what was known last is taken."""
@@ -61,7 +61,7 @@ CROWDED_MS = 10_000
 """Time after which a request is to come again for which there was no memory beside models that stay."""
 AGAIN_SEC = 2.0
 """Time within which a client that works through requests asks again: so long a model stays for the next."""
-LEAST_TOKENS = 8_192
+MIN_TOKENS = 8_192
 """Minimum context of a model that gets a shorter one than if it were alone, so that it fits beside others. Where one
 request can have more, it is that: a prompt is never refused for what else is loaded.
 """
@@ -175,10 +175,10 @@ class ServedModel:
     missed: FileState | bool | None = False
     """State of its file when the folders were looked at because it was another one; False: never."""
     failures: Failures = attrs.field(factory=Failures)
-    lost: deque[tuple[str, Hashable, str]] = attrs.field(factory=partial(deque, maxlen=MOST_WAITS))
+    lost: deque[tuple[str, Hashable, str]] = attrs.field(factory=partial(deque, maxlen=MAX_WAITS))
     """The last requests that ended with their process: id, owner, and the error."""
     waits_ms: dict[str, float] = attrs.field(factory=dict)
-    """Time for which requests have waited until it was loaded, by their ids: of the last `MOST_WAITS`."""
+    """Time for which requests have waited until it was loaded, by their ids: of the last `MAX_WAITS`."""
     running: int = 0
     """Requests that have it loaded."""
     waits: list[LoadWait] = attrs.field(factory=list)
@@ -294,9 +294,9 @@ class ServedModel:
     def note_wait(self, id: str, ms: float) -> None:
         """A request has waited so long for the load."""
         self.waits_ms.pop(id, None)
-        if ms >= LEAST_WAIT_MS:
+        if ms >= MIN_WAIT_MS:
             self.waits_ms[id] = ms
-        if len(self.waits_ms) > MOST_WAITS:
+        if len(self.waits_ms) > MAX_WAITS:
             del self.waits_ms[next(iter(self.waits_ms))]
 
     def forget_process(self) -> None:
@@ -342,7 +342,7 @@ class ServedModel:
             return 0  # small windows do not become smaller
         left_bytes = plan.kv_bytes - (self.needs_bytes - free_bytes)
         tokens = plan.cells * left_bytes // plan.kv_bytes // ROUNDED_TOKENS * ROUNDED_TOKENS
-        return tokens if tokens >= max(LEAST_TOKENS, self.file.context_length) else 0
+        return tokens if tokens >= max(MIN_TOKENS, self.file.context_length) else 0
 
     @property
     def stays(self) -> bool:
@@ -466,12 +466,12 @@ class LoadedModel(Source):
         return shown
 
     def _numbered(self, request: RunningRequest) -> RunningRequest:
-        number = request.number * MOST_MODELS + self.model.index
+        number = request.number * MAX_MODELS + self.model.index
         return attrs.evolve(request, number=number, model=self.model.file.name)
 
     async def end_request(self, number: int) -> bool:
         """End the request of this number, as `activity` tells it; whether it still ran."""
-        return await self.client.end_request(number // MOST_MODELS)
+        return await self.client.end_request(number // MAX_MODELS)
 
     async def trace(self, seconds: float) -> dict[str, Any]:
         """What its threads do within so many seconds, as `Models.trace`."""

@@ -51,7 +51,7 @@ from uma.supervisor.estimate import header_card, most_weights_bytes, planned_mem
 from uma.supervisor.files import HubDownload, removal_of, remove
 from uma.supervisor.model import (
     LOOK_SEC,
-    MOST_MODELS,
+    MAX_MODELS,
     STANDSTILL_SEC,
     LoadedModel,
     LoadWait,
@@ -98,9 +98,9 @@ SILENT_LOOKS = 10
 """Looks of `LOOK_SEC` in a row that a process can leave without an answer before it is ended."""
 EVERY_SEC = 2.0
 """Time between two looks that are answered."""
-MOST_LOADS = 2
+MAX_LOADS = 2
 """Models that are loaded at once: a small one does not wait behind a large one, and the disk is not shared by many."""
-MOST_PLANNED = 64
+MAX_PLANNED = 64
 """Maximum models whose headers are read before they are asked for."""
 FOLDERS_SEC = 30.0
 """Maximum time of a look at the folders; then what was known last is taken."""
@@ -110,7 +110,7 @@ RESCAN_SHARE = 20
 """Divisor of the time that looks at the folders take without a request."""
 ENDS = tuple(f"requests_{end}" for end in ("stop", "length", "cancelled", "error", "rejected"))
 """Figures that count each request once it has ended."""
-LEAST_ADVISED = 2_048
+MIN_ADVISED = 2_048
 """Shortest context that a refusal for memory advises: a conversation hardly fits into less."""
 AT_ONCE = 64
 """Requests at once by which a client of a model that has not been loaded yet is told when to come again."""
@@ -217,7 +217,7 @@ class LoadedModels(Models):
         if any(other.successor is model for other in there):
             return "waits for the old file's requests"
         loading = [other.file.name for other in there if other.client is None]
-        if len(loading) >= MOST_LOADS:
+        if len(loading) >= MAX_LOADS:
             return f"waits for the load of {' and '.join(loading)}"
         if not model.has_plan or model.needs_bytes <= self._most_bytes() - sum(other.needs_bytes for other in there):
             return ""  # it is about to begin
@@ -490,7 +490,7 @@ class LoadedModels(Models):
             model.leave("stopped", "the server stops")
 
     async def end_request(self, number: int) -> bool:
-        of_model = [model for model in self._loaded() if model.model.index == number % MOST_MODELS]
+        of_model = [model for model in self._loaded() if model.model.index == number % MAX_MODELS]
         return bool(of_model) and await of_model[0].end_request(number)
 
     async def pause(self, seconds: float) -> None:
@@ -604,7 +604,7 @@ class LoadedModels(Models):
                 return math.inf
             unused_bytes = await trio.to_thread.run_sync(free_kv_bytes, self.config, abandon_on_cancel=True)
             self._drop_unwanted()
-            if sum(candidate.has_process and candidate.client is None for candidate in self._every) >= MOST_LOADS:
+            if sum(candidate.has_process and candidate.client is None for candidate in self._every) >= MAX_LOADS:
                 return math.inf
             model, again_at = await self._next_load(unused_bytes)
             if model is None:
@@ -686,7 +686,7 @@ class LoadedModels(Models):
 
     async def too_large(self) -> AsyncIterator[str]:
         """Plan models that no request has asked for: lists say which of them never fit. The reasons of these."""
-        for file in self.shelf.files[:MOST_PLANNED]:
+        for file in self.shelf.files[:MAX_PLANNED]:
             if not (model := self._model_of(file)).has_plan:
                 await self._plan(model)
             if objection := self._objection(model):
@@ -723,7 +723,7 @@ class LoadedModels(Models):
             n_ctx = context.cells * left_bytes // context.kv_bytes // ROUNDED_TOKENS * ROUNDED_TOKENS
             if n_ctx > 0:
                 takes += f", {size(context.kv_bytes)} of it for a context of {context.cells:,} tokens"
-            if n_ctx >= LEAST_ADVISED:
+            if n_ctx >= MIN_ADVISED:
                 with suppress(ConfigError):
                     check = partial(self._check_fit, models, self.budget_bytes // MB, n_ctx)
                     await trio.to_thread.run_sync(check, abandon_on_cancel=True)

@@ -24,7 +24,7 @@ def tuple_of_strings(given: str | Iterable[str] | None) -> Any:
     return tuple_or_none(() if given is None else (given,) if isinstance(given, str) else given)
 
 
-MOST_SHOWN = 200
+MAX_SHOWN = 200
 """Characters of one field in a `repr`."""
 _ENDS = {"(": ")", "[": "]", "{": "}"}
 
@@ -33,13 +33,13 @@ def short_repr(self: Any) -> str:
     """The fields of an attrs class that are not at their defaults, long ones cut and their brackets closed."""
     fields = ((field.name, getattr(self, field.name), field.default) for field in attrs.fields(type(self)))
     told = ((name, repr(value)) for name, value, default in fields if value not in (default, ()))
-    shown = (f"{name}={text if len(text) <= MOST_SHOWN else _cut(text)}" for name, text in told)
+    shown = (f"{name}={text if len(text) <= MAX_SHOWN else _cut(text)}" for name, text in told)
     return f"{type(self).__name__}({', '.join(shown)})"
 
 
 def _cut(text: str) -> str:
     """The beginning of a `repr`, no number of it cut, with the ends of what it opened."""
-    start = re.sub(r"\b[-+.\d]+$", "", text[: MOST_SHOWN - 1])
+    start = re.sub(r"\b[-+.\d]+$", "", text[: MAX_SHOWN - 1])
     opened = list[str]()
     for mark in re.finditer(r"""(['"])(?:\\.|(?!\1).)*(\1|$)|[()\[\]{}]""", start):
         if mark[1]:

@@ -9,7 +9,7 @@ import attrs
 
 from uma.errors import Loading
 
-LEAST_RETRY_MS, MOST_RETRY_MS = 100, 5_000
+MIN_RETRY_MS, MAX_RETRY_MS = 100, 5_000
 """Bounds (ms) of the hint when to try again: an estimate from the first few percent can be far off."""
 
 
@@ -54,8 +54,8 @@ class LoadProgress:
     def refusal(self) -> Loading:
         """The error for whatever needs the model now; `retry_after_ms` expects the rest at the rate so far."""
         elapsed_ms = 1000 * (time.monotonic() - self._began_sec)
-        left_ms = elapsed_ms * (100 - self.percent) / self.percent if self.percent else MOST_RETRY_MS
+        left_ms = elapsed_ms * (100 - self.percent) / self.percent if self.percent else MAX_RETRY_MS
         return Loading(
             f"the model is still being loaded ({LoadState(self.percent).step}); try again",
-            retry_after_ms=round(min(max(left_ms, LEAST_RETRY_MS), MOST_RETRY_MS)),
+            retry_after_ms=round(min(max(left_ms, MIN_RETRY_MS), MAX_RETRY_MS)),
         )

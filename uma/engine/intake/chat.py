@@ -69,11 +69,6 @@ class ChatAbilities:
         """Value of `Capabilities.reasoning`."""
         return self._thinking is not None
 
-    @property
-    def has_thinking_switch(self) -> bool:
-        """Value of `Capabilities.reasoning_switch`."""
-        return self.has_thinking and has_switch(self._template)
-
     def prepared(self, request: Request) -> Request:
         """The request as the model's template can render it. Raises `BadRequest` for what it cannot support."""
         if lines := list(self._problems(request)):

@@ -15,9 +15,9 @@ BEYOND_REPAIR = 1.5
 accepted."""
 TYPICAL_CHUNK_TOKENS = 256
 """Tokens of the piece by which the speed of prefill is predicted."""
-LEAST_RETRY_MS = 50
+MIN_RETRY_MS = 50
 """Minimum hint of when to try again."""
-MOST_RETRY_MS = 60_000
+MAX_RETRY_MS = 60_000
 """Maximum hint of when to try again: OpenAI's clients take no hint that is much longer (60 s, later 120 s)."""
 UNKNOWN_SERVICE_MS = 1_000
 """Assumed service time of a request (ms), until one has ended."""
@@ -76,9 +76,9 @@ def full_queue_retry_ms(
     """
     ahead = max(1, waiting - limit // 2)
     service_ms = max(service_ms or UNKNOWN_SERVICE_MS, 2 * median(ages_ms) if ages_ms else 0.0)
-    return min(MOST_RETRY_MS, max(LEAST_RETRY_MS, round(ahead * service_ms / max_running)))
+    return min(MAX_RETRY_MS, max(MIN_RETRY_MS, round(ahead * service_ms / max_running)))
 
 
 def retry_after_ms(wait: float, target_ms: float) -> int:
     """When a retry can succeed: once the excess load has been served."""
-    return max(LEAST_RETRY_MS, round(wait - target_ms))
+    return max(MIN_RETRY_MS, round(wait - target_ms))

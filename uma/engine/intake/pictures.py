@@ -19,7 +19,7 @@ from uma.engine.intake.overload import UNKNOWN_SERVICE_MS
 from uma.engine.intake.prompt import roomier
 from uma.engine.intake.rendering import message_ends, rendered
 from uma.engine.kv.memory_kinds import kind_of
-from uma.engine.kv.pictures import LEAST_TOKENS, MAX_TOKENS, ids_of, runs_in
+from uma.engine.kv.pictures import MAX_TOKENS, MIN_TOKENS, ids_of, runs_in
 from uma.engine.kv.prefix_tree import common_length
 from uma.engine.worker.sequence import PlacedPicture
 from uma.errors import BadRequest, Overloaded, PromptTooLarge
@@ -258,9 +258,9 @@ class PictureReader:
 
     def _check(self, picture: Picture, where: str) -> None:
         tokens, most = picture.n_tokens, min(MAX_TOKENS, self._context.n_ctx_seq)
-        if not LEAST_TOKENS <= tokens <= most:
+        if not MIN_TOKENS <= tokens <= most:
             raise BadRequest.at(
-                where, f"a picture or a sound of {tokens:,} tokens; from {LEAST_TOKENS} to {most:,} can be read"
+                where, f"a picture or a sound of {tokens:,} tokens; from {MIN_TOKENS} to {most:,} can be read"
             )
         if self._projector.attends_both_ways(picture) and tokens > self._context.n_ubatch:
             most = self._context.n_ubatch

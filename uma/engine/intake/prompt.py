@@ -19,7 +19,7 @@ from uma.config import RuntimeConfig
 from uma.engine.clock import now_ms
 from uma.engine.intake.compaction import EXTRA_TOKENS, summary_tokens
 from uma.engine.intake.lanes import LaneLimiter
-from uma.engine.intake.overload import LEAST_RETRY_MS, UNKNOWN_SERVICE_MS
+from uma.engine.intake.overload import MIN_RETRY_MS, UNKNOWN_SERVICE_MS
 from uma.engine.intake.rendering import message_ends, rendered
 from uma.engine.intake.truncation import INSTRUCTIONS, MESSAGE_TOKENS, Cut, left_out
 from uma.engine.kv.prefix_tree import common_length
@@ -287,7 +287,7 @@ class PromptReader:
         if (ahead and ahead + size_bytes > limit) or (mine and mine + size_bytes > limit - ahead):
             raise Overloaded(
                 f"too many prompts are being prepared: {ahead:,} bytes of text wait to be tokenized",
-                retry_after_ms=max(LEAST_RETRY_MS, round(ahead / self._bytes_per_ms))
+                retry_after_ms=max(MIN_RETRY_MS, round(ahead / self._bytes_per_ms))
                 if self._bytes_per_ms
                 else UNKNOWN_SERVICE_MS,
             )

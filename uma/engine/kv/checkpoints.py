@@ -17,7 +17,7 @@ from uma.engine.kv.pictures import outside, runs_in
 from uma.engine.kv.prefix_tree import Node, PrefixTree
 from uma.engine.kv.snapshots import UNUSED_REUSES, SnapshotStore
 
-LEAST_SAVED_TOKENS = 32
+MIN_SAVED_TOKENS = 32
 """Minimum tokens between two checkpoints of a sequence: fewer are computed as quickly as a state is copied."""
 INTERVAL_TOKENS = 2_048
 """Maximum tokens of a long prompt between two checkpoints."""
@@ -31,7 +31,7 @@ on the order of cells. With four, as in llama-server for models with windows, it
 another answer. The last checkpoint of a prompt is this far before its end, unless a message ends there."""
 STORE_SHARE = 2
 """Divisor of the memory for snapshots: checkpoints take at most half of it."""
-MOST_IN_SNAPSHOT = 8
+MAX_IN_SNAPSHOT = 8
 """Maximum checkpoints that a snapshot includes."""
 LAST_IN_SNAPSHOT = 2
 """Number of last checkpoints that a snapshot includes even if unused: the next turn, or the same prompt, resumes
@@ -64,20 +64,20 @@ class Checkpoints:
         while position < INTERVAL_TOKENS:
             wanted.add(position)
             position *= 2
-        if not any(prompt_tokens - end <= LEAST_SAVED_TOKENS for end in ends):
+        if not any(prompt_tokens - end <= MIN_SAVED_TOKENS for end in ends):
             wanted.add(prompt_tokens - LAST_TOKENS)
         found: list[int] = []
         for end in sorted({outside(tokens, end) for end in wanted if end < prompt_tokens}):
-            if end - (found[-1] if found else computed) >= LEAST_SAVED_TOKENS:
+            if end - (found[-1] if found else computed) >= MIN_SAVED_TOKENS:
                 found.append(end)
         # Other questions are asked about a picture, however short the prompt is. (With several, about the last: a state
         # for each would evict those of other texts.)
-        if (runs := runs_in(tokens)) and runs[-1].end - computed >= LEAST_SAVED_TOKENS:
+        if (runs := runs_in(tokens)) and runs[-1].end - computed >= MIN_SAVED_TOKENS:
             found = sorted({*found, runs[-1].end})
         # Where another prompt has gone on differently, further ones can.
         branch = outside(tokens, min(self._tree.match(tokens).length, prompt_tokens - 1))
-        if branch - computed >= LEAST_SAVED_TOKENS:
-            found = sorted({branch, *(end for end in found if abs(end - branch) >= LEAST_SAVED_TOKENS)})
+        if branch - computed >= MIN_SAVED_TOKENS:
+            found = sorted({branch, *(end for end in found if abs(end - branch) >= MIN_SAVED_TOKENS)})
         return found[::-1]
 
     def take(self, tip: Node, seq_id: int) -> None:
@@ -103,7 +103,7 @@ class Checkpoints:
             return None
         found = [above for above in node.path() if above.checkpoint is not None and above is not node]
         last, others = found[:LAST_IN_SNAPSHOT], found[LAST_IN_SNAPSHOT:]
-        chosen = [*last, *(above for above in others if above.reuses or above.branches)][:MOST_IN_SNAPSHOT]
+        chosen = [*last, *(above for above in others if above.reuses or above.branches)][:MAX_IN_SNAPSHOT]
         return {above.end: above.checkpoint for above in reversed(chosen) if above.checkpoint is not None}
 
     def snapshot_size(self, node: Node) -> int:

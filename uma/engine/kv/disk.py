@@ -28,7 +28,7 @@ import xxhash
 from uma.engine.kv.adapter_keys import keyed, place_of, plain, set_of
 from uma.engine.kv.events import Tier
 from uma.engine.kv.prefix_index import PrefixIndex
-from uma.engine.kv.snapshots import LEAST_GAIN_TOKENS, Snapshot, usable
+from uma.engine.kv.snapshots import MIN_GAIN_TOKENS, Snapshot, usable
 from uma.errors import ConfigError
 from uma.net.place import directory_objection
 from uma.net.wakeup import Wakeup
@@ -181,7 +181,7 @@ class DiskTier:
 
     def _find(self, tokens: array[int], known_tokens: int) -> _UsableFile | None:
         found = self._entries.most_useful(tokens, _UsableFile.usable)
-        if found is None or found[1] < known_tokens + LEAST_GAIN_TOKENS:
+        if found is None or found[1] < known_tokens + MIN_GAIN_TOKENS:
             return None
         entry = found[0]
         entry.used_at = time.time()  # also if memory holds it: after a restart it will be needed

@@ -24,7 +24,7 @@ from typing import ClassVar
 
 from uma.engine.kv.pictures import outside, position_in
 from uma.engine.kv.prefix_tree import Match, Node, Prefix
-from uma.engine.kv.snapshots import MOST_COPY_BYTES
+from uma.engine.kv.snapshots import MAX_COPY_BYTES
 from uma.llama.backend import MAX_SEQUENCES
 from uma.llama.context import Context
 
@@ -168,7 +168,7 @@ class Attention:
     @property
     def _part_tokens(self) -> int:
         """Positions in one part of a state: as many as are copied in some 10 ms."""
-        return max(1, MOST_COPY_BYTES // self.bytes_per_token)
+        return max(1, MAX_COPY_BYTES // self.bytes_per_token)
 
     def states(self, seq_id: int) -> Iterator[bytes]:
         """Copy all that a sequence holds, part by part. Batches can run between two parts."""

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import attrs
 import numpy as np
 
-LEAST_TOKENS = 4
+MIN_TOKENS = 4
 """Minimum tokens of a picture: all but the last contain its hash, 29 bits each."""
 MAX_TOKENS, MAX_POSITIONS = 2**15 - 1, 2**14 - 1
 """Maximum that the last id of a run can contain."""
@@ -49,7 +49,7 @@ def ids_of(key: bytes, tokens: int, positions: int) -> array[int]:
     Raises `ValueError` for a size that ids cannot contain.
     """
     said = 0 if positions == tokens else positions
-    if not LEAST_TOKENS <= tokens <= MAX_TOKENS or not 0 <= said <= MAX_POSITIONS:
+    if not MIN_TOKENS <= tokens <= MAX_TOKENS or not 0 <= said <= MAX_POSITIONS:
         raise ValueError(f"a picture of {tokens:,} tokens and {positions:,} positions cannot be a part of a prompt")
     digest = np.frombuffer(hashlib.shake_256(key).digest(4 * (tokens - 1)), np.uint32)
     ids = array("i", (_HIGHEST - (digest & (_IS_LAST - 1)).astype(np.int64)).tolist())

@@ -20,12 +20,12 @@ from uma.engine.kv.memory_kinds import PLENTY, memory_kind
 from uma.engine.kv.pictures import outside, position_in
 from uma.engine.kv.prefix_tree import Node, Prefix, PrefixTree, common_length
 from uma.engine.kv.snapshot_copies import SnapshotCopies
-from uma.engine.kv.snapshots import LEAST_GAIN_TOKENS, MOST_COPY_BYTES, Snapshot, SnapshotStore, is_worth
+from uma.engine.kv.snapshots import MAX_COPY_BYTES, MIN_GAIN_TOKENS, Snapshot, SnapshotStore, is_worth
 from uma.llama.context import Context
 
-LEAST_SHARED_TOKENS = 8
+MIN_SHARED_TOKENS = 8
 """Minimum length of a shared prefix: a shorter one costs less to compute than to track."""
-LEAST_EVICTED_TOKENS = 256
+MIN_EVICTED_TOKENS = 256
 """Minimum cells evicted at a time."""
 SPARE = 0.0
 """`used_at` of cells that no later request resumes: they are evicted first, and without a snapshot."""
@@ -120,7 +120,7 @@ class KvPool:
         token gives the logits.
         """
         node, length = self.cells.resume_point(tokens, self.tree.match(tokens))
-        return (node, length) if length >= LEAST_SHARED_TOKENS else (self.tree.root, 0)
+        return (node, length) if length >= MIN_SHARED_TOKENS else (self.tree.root, 0)
 
     def known_tokens(self, tokens: array[int]) -> int:
         """How many of `tokens` a sequence that began now would not have to compute."""
@@ -158,7 +158,7 @@ class KvPool:
 
     def _restored(self, tokens: array[int], now_ms: float) -> tuple[Holding, int] | None:
         """`acquire` from a snapshot; None if none saves clearly more than the cells do."""
-        kept = self._kept(tokens, self.match(tokens)[1] + LEAST_GAIN_TOKENS - 1)
+        kept = self._kept(tokens, self.match(tokens)[1] + MIN_GAIN_TOKENS - 1)
         if kept is None or (holding := self._restore(*kept, now_ms)) is None:
             return None
         self.store.used(kept[0], now_ms)
@@ -291,7 +291,7 @@ class KvPool:
         holding.tip.reuses = max(holding.tip.reuses, is_expected)
         self._decoding.discard(holding.seq_id)
         self._end_loading(holding)
-        keep = keep and holding.tip.end >= LEAST_SHARED_TOKENS and not self._is_off
+        keep = keep and holding.tip.end >= MIN_SHARED_TOKENS and not self._is_off
         self.tree.finish(holding.tip, holding.seq_id, now_ms, keep=keep)
         if spare_from is not None:
             for node in takewhile(lambda node: node.start >= spare_from, holding.tip.path()):
@@ -408,7 +408,7 @@ class KvPool:
             self._save_before_drop(seq_id := leaves[0])
             before = self.used_cells
             # A little more than needed: in a full pool the next tick would evict again.
-            self.tree.shorten(seq_id, max(cells, LEAST_EVICTED_TOKENS))
+            self.tree.shorten(seq_id, max(cells, MIN_EVICTED_TOKENS))
             cells -= before - self.used_cells
 
     def _save_before_drop(self, seq_id: int) -> bool:
@@ -418,7 +418,7 @@ class KvPool:
         """
         node = self.tree.cached[seq_id]
         saves = node.end - node.alone()[-1].start
-        if node.used_at == SPARE or saves < LEAST_GAIN_TOKENS or not self.store.is_enabled:
+        if node.used_at == SPARE or saves < MIN_GAIN_TOKENS or not self.store.is_enabled:
             return True
         if self.store.covering(node.whole()) is not None:
             return True
@@ -433,7 +433,7 @@ class KvPool:
         """Whether copying so many tokens would make a gap in the streams of decoding sequences, `but` one."""
         # Copies are made between two batches. One of a gigabyte stopped all streams for seconds, and twelve small ones,
         # of sequences that ended together, for 190 ms.
-        return bool(self._decoding - {but}) and self._copied_bytes + self.cells.state_size(tokens) > MOST_COPY_BYTES
+        return bool(self._decoding - {but}) and self._copied_bytes + self.cells.state_size(tokens) > MAX_COPY_BYTES
 
     def _restore(self, snapshot: Snapshot, length: int, now_ms: float) -> Holding | None:
         """A sequence with the first `length` tokens of a snapshot: loaded already if that is quick, else still to be
@@ -449,7 +449,7 @@ class KvPool:
         loading = SnapshotLoad(snapshot, length, self.cells.load(seq_id, snapshot.parts))
         holding = Holding(seq_id, self.tree.start(seq_id, self.tree.root, 0, now_ms), loading=loading)
         self._loading_cells += whole
-        while holding.loading is not None and snapshot.size_bytes <= MOST_COPY_BYTES:
+        while holding.loading is not None and snapshot.size_bytes <= MAX_COPY_BYTES:
             if not self.load_next(holding):
                 self._end_loading(holding)
                 self.tree.finish(holding.tip, seq_id, now_ms, keep=False)
@@ -474,7 +474,7 @@ class KvPool:
             if not size:
                 self.store.drop(loading.snapshot)
                 return False
-            if copied >= MOST_COPY_BYTES:
+            if copied >= MAX_COPY_BYTES:
                 self._copied_bytes_per_ms = copied / max(clock.now_ms() - began, 0.001)
                 return True
         return self._is_loaded(holding, loading.snapshot, loading.length)

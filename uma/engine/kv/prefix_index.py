@@ -16,7 +16,7 @@ from uma.prefix import common_size
 T = TypeVar("T")
 
 ITEM_BYTES = 4
-MOST_COMPARED = 64
+MAX_COMPARED = 64
 """Maximum items compared, where the nearest cannot be used for all the tokens that they have in common."""
 
 
@@ -54,7 +54,7 @@ class PrefixIndex(Generic[T]):
         key, most = _key(tokens), len(tokens) - 1
         after = bisect_left(self._keys, key)
         before, best = after - 1, None
-        for _ in range(MOST_COMPARED):
+        for _ in range(MAX_COMPARED):
             # The farther an item is in this order, the less it has in common.
             near = [(self._common(index, key), index) for index in (before, after) if 0 <= index < len(self._keys)]
             if not near or (common := min(max(near)[0], most)) <= (best[1] if best else 0):
@@ -73,7 +73,7 @@ class PrefixIndex(Generic[T]):
         """An item that begins with all of `tokens`, and can be used for all of them."""
         key = _key(tokens)
         at = bisect_left(self._keys, key)
-        for other in self._keys[at : at + MOST_COMPARED]:
+        for other in self._keys[at : at + MAX_COMPARED]:
             if not other.startswith(key):
                 return None
             if usable(self._items[other], len(tokens)) == len(tokens):

@@ -16,17 +16,17 @@ from uma.engine.kv.events import KvEvents, Tier
 from uma.engine.kv.prefix_index import PrefixIndex
 from uma.llama.pages import trim_heap
 
-LEAST_WORTH = 128.0
+MIN_WORTH = 128.0
 """Minimum tokens that a snapshot is expected to save to be worth its memory and copying."""
 UNUSED_REUSES = 0.25
 """Expected uses of a prefix that no request has used again yet: most prompts never return."""
-LEAST_GAIN_TOKENS = 48
+MIN_GAIN_TOKENS = 48
 """Minimum tokens that a snapshot must save beyond cells or memory to be taken, restored, or read from disk."""
-MOST_LOST_TOKENS = 256
+MAX_LOST_TOKENS = 256
 """Maximum tokens to compute again where a longer snapshot replaces a shorter one."""
 MAX_HUSKS = 64
 """Maximum snapshots that could not be restored and are remembered, so that their files are not read again."""
-MOST_COPY_BYTES = 32 * 2**20
+MAX_COPY_BYTES = 32 * 2**20
 """Maximum bytes copied between two batches, in 10 to 50 ms: requests and streams wait for the end of a copy."""
 
 
@@ -63,7 +63,7 @@ class Snapshot:
     def serves_for(self, size: int) -> bool:
         """Whether it makes a snapshot of its first `size` tokens needless, or nearly so."""
         found = self.usable(size)
-        return size == len(self.tokens) or (found > 0 and size - found <= MOST_LOST_TOKENS)
+        return size == len(self.tokens) or (found > 0 and size - found <= MAX_LOST_TOKENS)
 
     def usable(self, common: int) -> int:
         """How many tokens can be restored for a prompt that has `common` of them."""
@@ -86,7 +86,7 @@ class Snapshot:
 
 def is_worth(saves_tokens: int, reuses: int) -> bool:
     """Whether a snapshot that saves `saves_tokens`, and was used `reuses` times, is worth taking."""
-    return saves_tokens * (reuses + UNUSED_REUSES) >= LEAST_WORTH
+    return saves_tokens * (reuses + UNUSED_REUSES) >= MIN_WORTH
 
 
 def _size(data_bytes: int, n_tokens: int) -> int:

@@ -31,16 +31,16 @@ from uma.engine.policy.order import in_order, preemption_order
 from uma.engine.policy.state import Row, State, Targets
 from uma.engine.policy.tuning import TUNING
 
-MOST_SUSPENDED = 3
+MAX_SUSPENDED = 3
 """Maximum consecutive ticks without prefill because a stream is late: a machine too slow for its targets must still
 read prompts."""
 FAST_AGAIN = 0.5
 """Predicted time of a tile, as a share of its limit, below which a lone prompt is read in whole tiles again."""
-LEAST_RATE = 0.5
+MIN_RATE = 0.5
 """Minimum throughput of a piece below a tile, where a tile takes too long, as a share of the tile's."""
-LEAST_TURN_STEPS, MOST_TURN_STEPS = 2, 8
+MIN_TURN_STEPS, MAX_TURN_STEPS = 2, 8
 """Bounds of the decode steps that one set of adapters runs before the next set has its turn."""
-EMBED_LEAST_SHARE = 0.5
+EMBED_MIN_SHARE = 0.5
 """Minimum time for texts to embed after a decode step, as a share of the step, where streams miss their targets
 anyway."""
 EMBED_TURNS = {1: 0.75, 0: 0.5, -1: 0.25}
@@ -145,7 +145,7 @@ class EmbedTurns:
         longest_ms = TUNING.piece_share * self._targets.slo_ttft_ms
         if rows:
             target_ms = min(self._targets.tick_budget_ms, *(row.target_tbt_ms for row in rows))
-            longest_ms = max(target_ms - step_ms, EMBED_LEAST_SHARE * step_ms)
+            longest_ms = max(target_ms - step_ms, EMBED_MIN_SHARE * step_ms)
         return max(least, cost.best_size(demand.tokens, lambda _tokens: demand.position, longest_ms))
 
 
@@ -285,7 +285,7 @@ class Scheduler:
         if streams.step_ms <= 0:
             return plan
         fitting = int(min(streams.pacing.pace_ms, self.targets.tick_budget_ms) / streams.step_ms)
-        steps = min(max(fitting, LEAST_TURN_STEPS), MOST_TURN_STEPS, max(1, free_cells // len(plan.decode)))
+        steps = min(max(fitting, MIN_TURN_STEPS), MAX_TURN_STEPS, max(1, free_cells // len(plan.decode)))
         lead = streams.lead_ms if streams.lead_ms < math.inf else 0.0
         return attrs.evolve(plan, steps=steps, pace_ms=streams.step_ms, lead_ms=lead)
 
@@ -316,7 +316,7 @@ class Scheduler:
         readers = [row for row in streams.rows if row.lane >= 0 and row.has_reader]
         worst = lateness(readers, now_ms, streams.pacing.pace_ms)
         is_late = worst > TUNING.late
-        self._suspended = self._suspended + 1 if is_late and self._suspended < MOST_SUSPENDED else 0
+        self._suspended = self._suspended + 1 if is_late and self._suspended < MAX_SUSPENDED else 0
         return self._suspended > 0
 
     def _readable_together(self, rows: list[Row]) -> list[PromptRow]:
@@ -479,7 +479,7 @@ class Scheduler:
         """
         # Not simply the smallest: 8 tokens deep in a prompt took a busy machine 1.0 s where a tile took 1.3, and 40
         # questions were read in 233 s, not in 25.
-        least_rate = LEAST_RATE * most / max(1e-9, self._read_ms(prompts, most, state))
+        least_rate = MIN_RATE * most / max(1e-9, self._read_ms(prompts, most, state))
         sizes = [size for size in SIZES if size < most]
         return next((size for size in sizes if size >= least_rate * self._read_ms(prompts, size, state)), most)
 

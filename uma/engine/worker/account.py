@@ -28,7 +28,7 @@ RECORDED_TOKENS = 128
 """Tokens of a request's text that are kept at each place, where text is recorded."""
 
 
-MOST_WAITED = 0.99
+MAX_WAITED = 0.99
 """Maximum share of a computing time that counts as waiting for a CPU: its tokens took some of it."""
 RESOURCES = ("slot", "cells", "adapters")
 """What the first sequence of the queue can wait for."""
@@ -295,7 +295,7 @@ class Account:
         # The CPU was waited for in batches and between them: every part is reduced by the same share.
         is_computed = self._status in (Status.PREFILLING, Status.DECODING)
         waited_share = cpu_ms / left_ms if left_ms >= SAMPLE_MS else self.totals.cpu_waits.share
-        waited_share = min(waited_share, MOST_WAITED) if is_computed else 0.0
+        waited_share = min(waited_share, MAX_WAITED) if is_computed else 0.0
         spent["cpu"] += left_ms * waited_share
         for cause, took_ms in parts.items():
             part_ms = min(max(0.0, took_ms), left_ms)  # a total that is read a moment later can be a batch ahead

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 MAX_HELPERS = 7
 """Maximum helper threads: as many were tried, on 16 cores."""
-LEAST_LOGITS = 2**20
+MIN_LOGITS = 2**20
 """Minimum logits of a part, in those of greedy rows: a smaller part (0.2 to 0.4 ms) is not worth a helper, because
 threads wait for each other's GIL: with a quarter of it 64 streams with a vocabulary of 32,000 had an eighth fewer
 tokens a second."""
@@ -37,7 +37,7 @@ class RowHelpers:
         """What `choose` returns for all rows, in order. If `logits`, the work in logits of greedy rows, is worth it,
         several threads compute a part of the rows each.
         """
-        parts = min(self.count + 1, logits // LEAST_LOGITS, rows)
+        parts = min(self.count + 1, logits // MIN_LOGITS, rows)
         if parts < 2:
             return choose(range(rows))
         if self._pool is None:

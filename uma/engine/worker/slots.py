@@ -19,7 +19,7 @@ from uma.engine.adapters import AdapterSet
 from uma.engine.clock import now_ms
 from uma.engine.delivery.outbox import Outbox
 from uma.engine.kv.checkpoints import LAST_TOKENS
-from uma.engine.kv.pool import LEAST_SHARED_TOKENS, KvPool
+from uma.engine.kv.pool import MIN_SHARED_TOKENS, KvPool
 from uma.engine.kv.prefix_tree import common_length
 from uma.engine.policy.cost import CostModel
 from uma.engine.policy.order import due_ms, gives_way, may_begin, rank
@@ -36,12 +36,12 @@ from uma.types import CacheUse, Finished, FinishReason
 
 PATIENCE_MS = 250.0
 """Minimum time (ms) that a paused sequence keeps its slot while others wait for one: its reader can catch up."""
-MOST_ADMIT_MS = 10.0
+MAX_ADMIT_MS = 10.0
 """Time (ms) of admissions between two batches after which no more sequences start while others decode: sixteen with a
 prefix of 1,000 tokens took 50 ms, in which no stream went on."""
 MAX_EXAMINED = 32
 """Maximum queued sequences examined in one tick: with many that share a prefix, streams would wait for all of them."""
-MOST_SETS = 2
+MAX_SETS = 2
 """Maximum sets of adapters that take turns. A step of each takes no longer than one of all rows with one set, so
 streams wait at most twice as long for a token; with three they waited three times as long."""
 WORTH_WAITING_TOKENS = 32
@@ -54,7 +54,7 @@ def blocking_resource(with_slot: int, max_active: int, sets: int) -> str:
     """What a queued sequence waits for: `slot`, `adapters` or `cells`. `with_slot` sequences have one, and `sets` sets
     of adapters would take turns with its own.
     """
-    return "slot" if with_slot >= max_active else "adapters" if sets > MOST_SETS else "cells"
+    return "slot" if with_slot >= max_active else "adapters" if sets > MAX_SETS else "cells"
 
 
 class Slots:
@@ -155,7 +155,7 @@ class Slots:
         best: tuple[tuple[bool, int, float, float, int], Sequence] | None = None
         for first in firsts:
             is_second = first in second_sets
-            if is_second and self._sets_with(first) > MOST_SETS:
+            if is_second and self._sets_with(first) > MAX_SETS:
                 continue
             level = first.fair_share.level + begun[first.fair_share] + first.uncomputed
             place = (is_second, rank(first, now), level, first.due_ms, first.key)
@@ -180,7 +180,7 @@ class Slots:
             if sequence is None:
                 return None
             needed, free = self._cells_needed(sequence), self._pool.free_cells
-            if self._has_adapters and self._sets_with(sequence) > MOST_SETS:
+            if self._has_adapters and self._sets_with(sequence) > MAX_SETS:
                 return None
             if not may_begin(needed, free, self._promised_cells, len(self.active)):
                 return None
@@ -278,7 +278,7 @@ class Slots:
     # Slots
 
     def admit(self, now: float) -> None:
-        """Start every sequence that can start; while others decode, only those that start within `MOST_ADMIT_MS`. For
+        """Start every sequence that can start; while others decode, only those that start within `MAX_ADMIT_MS`. For
         one that cannot start, others are preempted: paused ones first, then background ones.
         """
         began = now_ms()
@@ -286,7 +286,7 @@ class Slots:
         while self._queued:
             if (sequence := self._take(now)) is not None:
                 self._start(sequence, now)
-                if has_streams and now_ms() - began > MOST_ADMIT_MS:
+                if has_streams and now_ms() - began > MAX_ADMIT_MS:
                     return
                 continue
             # Usually no row can be preempted, and then the order does not matter.
@@ -366,7 +366,7 @@ class Slots:
     def _find_victims(self, head: Sequence, now: float) -> list[Sequence]:
         """Sequences to preempt for `head`: as few as suffice; none if even all would not suffice."""
         active = self.active.values()
-        if self._has_adapters and self._sets_with(head) > MOST_SETS:
+        if self._has_adapters and self._sets_with(head) > MAX_SETS:
             return self._set_to_preempt(head, now)
         slots = len(active) + 1 - self._max_active
         reserved = self._promised_cells + TUNING.reserve_tokens * len(active)
@@ -560,7 +560,7 @@ def _cache_use(sequence: Sequence, known: int, *, differs: bool) -> CacheUse:
         why = "asked"
     elif cached >= whole:
         why = ""
-    elif known < LEAST_SHARED_TOKENS:
+    elif known < MIN_SHARED_TOKENS:
         why = "none"
     elif cached < known:
         why = "earlier"

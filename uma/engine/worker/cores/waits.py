@@ -15,7 +15,7 @@ import attrs
 from uma.engine.clock import now_ms
 from uma.engine.worker.cores.counters import PROC, waiting_ms
 
-LEAST_MS = 20.0
+MIN_MS = 20.0
 """Minimum length of a sample (ms): requests that change their status together share one."""
 COST_FACTOR = 100.0
 """Minimum length of a sample as a multiple of what taking it costs, so that many threads take no more than 1 %."""
@@ -34,7 +34,7 @@ class CpuWaits:
     _last_ms: float = -math.inf
     _due_ms: float = -math.inf
 
-    def sample(self, now: float, least_ms: float = LEAST_MS) -> None:
+    def sample(self, now: float, least_ms: float = MIN_MS) -> None:
         """Count the waiting time since the last sample, unless that is less than `least_ms` ago."""
         if now < max(self._due_ms, self._last_ms + least_ms):
             return

@@ -35,9 +35,9 @@ from uma.metrics import EngineMetrics
 
 REST_MS = 20.0
 """Minimum idle time (ms) after which a sample is taken."""
-LEAST_MS = 100.0
+MIN_MS = 100.0
 """Minimum duration of a batch to be aborted: the gain on a shorter one would not be seen."""
-LOOK_SEC = LEAST_MS / 2000
+LOOK_SEC = MIN_MS / 2000
 """Interval (s) between two looks at the running batch: a look takes time from the core on which it wakes."""
 TOO_LONG = 2.0
 """Duration of a batch, as a multiple of its prediction, from which on it is examined."""
@@ -115,7 +115,7 @@ class _Running(NamedTuple):
     @property
     def takes_too_long(self) -> bool:
         """Whether it has run for far longer than predicted, for whatever reason."""
-        return now_ms() - self.began_ms > max(LEAST_MS, TOO_LONG * self.expected_ms)
+        return now_ms() - self.began_ms > max(MIN_MS, TOO_LONG * self.expected_ms)
 
 
 class StallWatch:
