@@ -57,6 +57,7 @@ def test_a_wrong_key_is_said_to_be_wrong(here: Visitor) -> None:
     page.locator("#model").wait_for()
     expect(page.locator("#key-dialog")).to_be_hidden()
     expect(page.locator("#banner")).to_be_hidden()
+    expect(page.locator("#input")).to_be_focused()
 
 
 def test_what_can_be_no_key_is_not_kept(here: Visitor) -> None:

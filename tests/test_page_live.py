@@ -395,7 +395,7 @@ def test_a_server_that_was_started_again_leaves_no_lane_of_the_one_before(
         expect(page.locator("#live-view")).to_have_attribute("data-frames", re.compile(r"[3-9]|\d\d"))
 
 
-def test_a_few_times_of_several_models_are_told_of_the_one_that_has_most(
+def test_a_few_times_of_several_models_are_told_of_the_one_that_has_some(
     browser: Browser, narrow_server: HttpServer
 ) -> None:
     frame = next(frames(narrow_server.url))

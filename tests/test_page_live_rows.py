@@ -197,6 +197,17 @@ def test_lines_of_models_are_for_several_or_one_that_loads(fed: Visitor) -> None
     expect(lines.locator("li").first).to_contain_text("1 waiting, starts in about 0.2 s")
 
 
+def test_of_several_models_the_one_with_the_latest_first_word_is_told(fed: Visitor) -> None:
+    page, note = fed.page, fed.page.locator(".tile", has_text="First word after").locator(".tile-note")
+    few = {"last": 900.0, "p50": None, "p95": None, "p99": None}
+    for number, counts in enumerate(([2, 1], [2, 2], [1, 2]), 1):
+        timed = [FIGURES | {"first_token_ms": few | {"count": count}} for count in counts]
+        models = [{"name": name, "figures": own, "requests": []} for name, own in zip("ab", timed, strict=True)]
+        none = {"figures": FIGURES | {"first_token_ms": None}}
+        feed(page, frame(number, "a") | none | {"models": models})
+        expect(note).to_have_text(f"latest request, {'a' if number == 1 else 'b'}")
+
+
 def test_of_several_models_the_one_with_the_fullest_cache_is_told(fed: Visitor) -> None:
     page, tile = fed.page, fed.page.locator(".tile", has_text="KV cache")
     cells = ({"kv_cells_used": 10, "kv_cells_total": 1_000}, {"kv_cells_used": 90, "kv_cells_total": 100})
@@ -205,7 +216,11 @@ def test_of_several_models_the_one_with_the_fullest_cache_is_told(fed: Visitor) 
     expect(tile.locator(".tile-value")).to_have_text("90")
     expect(tile.locator(".tile-note")).to_have_text("b: 90 of 100 tokens")
     expect(page.locator("#live-models li")).to_contain_text(["KV cache 1 % full", "KV cache 90 % full"])
-    feed(page, frame(2, "a"))
+    models[0]["figures"] = FIGURES | {"running": 1}  # a full one that is idle keeps nobody waiting
+    models[1]["figures"] = FIGURES | {"running": 0}
+    feed(page, frame(2, "a") | {"models": models})
+    expect(tile.locator(".tile-note")).to_have_text("a: 10 of 1,000 tokens")
+    feed(page, frame(3, "a"))
     expect(tile.locator(".tile-note")).to_have_text("90 of 900 tokens")
 
 

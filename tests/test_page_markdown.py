@@ -303,6 +303,8 @@ def test_a_reference_that_comes_last_holds_for_what_was_before(shown: Page) -> N
         ("- [ ] buy milk\n- [x] feed the fox", "li.task + li.task", "☑ feed the fox"),
         ("A claim.[^1]\n\n[^1]: https://a.b/c", "p + p, .block + .block p", "1 https://a.b/c"),
         ("See[^x]: it is so.", "p", "Seex: it is so."),
+        ("> " * 200 + "deep", "blockquote", "deep"),
+        ("A \u202eevil word", "p", "A \ufffdevil word"),
         ("See ![a red fox](http://127.0.0.1:9/fox.png)", "p", "See [picture: a red fox, 127.0.0.1:9]"),
         ("See [the notes](docs/notes.md).", "p:not(:has(a))", "See the notes."),
         (

@@ -7,7 +7,6 @@ import { byId, duration, h, number } from "./dom.js";
 const MAX_LEVELS = 255;
 /** Below this the model would rather have said something else. */
 const LEAST_MASS = 0.5;
-const AMISS = "most of the probability went to other words. The model may not have understood.";
 
 /** The sheet, which keeps what was written in it. @param {() => string} model The name of the one that is asked. @param {() => boolean} isLoaded */
 export function listenForDecisions(model, isLoaded) {
@@ -48,7 +47,7 @@ export function listenForDecisions(model, isLoaded) {
       const extent = `${name} read ${number(read)} tokens, ${number(details.cached_tokens)} of them from the cache.`;
       const shown = lines.map((line, at) => decision(nameOf(line), answers[at]));
       const amiss = lines.filter((_, at) => answers[at].diagnostics.label_mass < LEAST_MASS).map((line) => `“${nameOf(line)}”`);
-      show(...shown, amiss.length > 0 && h("p", { class: "help" }, `${amiss.join(", ")}: ${AMISS}`), h("p", { class: "help" }, extent));
+      show(...shown, amiss.length > 0 && h("p", { class: "help" }, `${amiss.join(", ")}: most of the probability went to other words. The model may not have understood.`), h("p", { class: "help" }, extent));
     } catch (error) {
       if (!signal.aborted && !(error instanceof ApiError)) throw error;
       const named = (/** @type {string} */ _, /** @type {string} */ at) => `“${lines[Number(at)]}”`; // in place of its number

@@ -24,20 +24,15 @@ const WORDS = {
   invalid_api_key: "This server needs an API key. Enter one, then try again.",
   403: "Your key does not allow this. Use another key, or reset the settings.",
 };
-const OWN_BUSY = "Your key allows no more answers at once: wait for one to end, or stop one.";
 const OWN_RATE = "Your key has used its tokens for this minute.";
-const OWN_LENGTH = "Your key allows shorter answers only: open “Settings” and lower “Max tokens”.";
-const OWN_PRIORITY = "Your key allows no such priority: choose a lower one in the settings.";
 /** What a key's own bound says (uma/net/quota.py), and what that means: others on the server have nothing to do with it. @type {[RegExp, string][]} */
 const BOUNDS = [
-  [/\(max_concurrent\)/, OWN_BUSY],
+  [/\(max_concurrent\)/, "Your key allows no more answers at once: wait for one to end, or stop one."],
   [/\(max_tokens_per_minute\)/, OWN_RATE],
-  [/^max_tokens: .* may generate /, OWN_LENGTH],
-  [/^priority: .* may use /, OWN_PRIORITY],
+  [/^max_tokens: .* may generate /, "Your key allows shorter answers only: open “Settings” and lower “Max tokens”."],
+  [/^priority: .* may use /, "Your key allows no such priority: choose a lower one in the settings."],
 ];
 const BAD_REQUESTS = ["400", "unsupported_parameter", "E_PROTO_BAD_REQUEST", "E_HTTP_UNSUPPORTED"];
-const WRONG_SETTING = "The server does not accept one of the settings. Correct it in the settings, or reset them.";
-const WRONG_CHAT = "The model does not accept this conversation. Edit the question, or start a new chat.";
 
 /** The tokens of a prompt that is too long, and those that there can be. */
 const EXTENT = /([\d,]+) tokens do not fit the context of ([\d,]+)/;
@@ -68,7 +63,8 @@ function boundOf(message) {
 /** @param {string} message Begins with the field that is wrong, where it is one. @param {Info | undefined} info */
 function wrong(message, info) {
   if (/this model does not support image /.test(message)) return `The conversation has pictures. ${blind(info)} You can also edit the question to remove them, or start a new chat.`;
-  return /^(sampling|priority|reasoning)\b/i.test(message) ? WRONG_SETTING : WRONG_CHAT;
+  if (/^(sampling|priority|reasoning)\b/i.test(message)) return "The server does not accept one of the settings. Correct it in the settings, or reset them.";
+  return "The model does not accept this conversation. Edit the question, or start a new chat.";
 }
 
 /** That the model sees no pictures, and which one does. @param {Info | undefined} info */

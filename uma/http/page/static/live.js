@@ -85,6 +85,8 @@ export class LiveView {
       first: new Tile("First word after", 1_000),
       cells: new Tile("KV cache", 1),
     };
+    /** Which of several models had a first word last, and how many each has had. @type {[string, Map<string, number>]} */
+    this.firsts = ["", new Map()];
     /** A line for each of several models. */
     this.models = byId("live-models", HTMLElement);
     /** What happens, in words. */
@@ -152,9 +154,7 @@ export class LiveView {
   /** Nothing is heard of the server: what is shown is of before. @param {string} why */
   miss(why) {
     const { heardAt } = this;
-    const words = heardAt
-      ? `${why} Retrying … Figures as of ${heardAt.toLocaleTimeString("en-GB")}.`
-      : `${why} Retrying …`;
+    const words = `${why} Retrying …${heardAt ? ` Figures as of ${heardAt.toLocaleTimeString("en-GB")}.` : ""}`;
     say(this.state, words); // screen readers say it once, not at each attempt
     this.state.hidden = !(this.words.hidden = this.hint.hidden = true);
     this.element.classList.toggle("is-stale", heardAt !== undefined);
@@ -191,9 +191,10 @@ export class LiveView {
   showTiles({ figures, metrics, models }) {
     const { written, read, first, cells } = this.tiles;
     const { tokens_generated_total: all, prefill_tokens_total: ever } = metrics;
-    // A model that is full waits, however empty the others are: of several the fullest is told.
+    // A model that is full waits, however empty the others are: of several that run the fullest is told.
+    const busy = models.filter((model) => model.figures?.running);
     /** @type {Omit<LiveModel, "requests">[]} */
-    const caches = models.length ? models : [{ name: "", ...metrics }];
+    const caches = models.length ? (busy.length ? busy : models) : [{ name: "", ...metrics }];
     const fullest = caches.reduce((one, other) => (shareOf(other) > shareOf(one) ? other : one));
     const { name, kv_cells_used: used = 0, kv_cells_total: most = 0 } = fullest;
     written.show(all ? number(figures.written_per_sec) : NONE, "tokens/s", `${number(all)} in all`);
@@ -201,9 +202,12 @@ export class LiveView {
     read.show(ever ? number(figures.read_per_sec) : NONE, "tokens/s", share);
     if (most) cells.show(number(100 * shareOf(fullest)), "% full", `${name && `${name}: `}${number(used)} of ${number(most)} tokens`);
     else cells.show(NONE, "", "no model is loaded");
-    // Of several models that have too few together, those of the one with most are told.
+    // Of several models that have too few together, those of the one with the latest are told.
     const known = models.flatMap(({ name, figures: own }) => (own?.first_token_ms ? [{ of: `, ${name}`, ...own.first_token_ms }] : []));
-    const times = figures.first_token_ms ? { of: "", ...figures.first_token_ms } : known.sort((one, other) => other.count - one.count)[0];
+    const [last, counts] = this.firsts;
+    const now = known.find(({ of, count }) => count > (counts.get(of) ?? 0))?.of ?? last;
+    this.firsts = [now, new Map(known.map(({ of, count }) => [of, count]))];
+    const times = figures.first_token_ms ? { of: "", ...figures.first_token_ms } : (known.find(({ of }) => of === now) ?? known[0]);
     written.trace(figures.written_per_sec);
     read.trace(figures.read_per_sec);
     first.trace(times ? (times.p50 ?? times.last) : 0);

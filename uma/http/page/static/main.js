@@ -460,7 +460,7 @@ function listenForKey() {
     if (why) return;
     setKey(key);
     dialog.close();
-    void connect().then(() => chat.askAgain());
+    void connect().then(() => (composer.focus(), chat.askAgain()));
   });
   byId("key-later", HTMLElement).addEventListener("click", () => {
     isKeyDismissed = true;

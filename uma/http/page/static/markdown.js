@@ -18,6 +18,10 @@ const BLOCK_TAGS = 5;
 const SHORT_CELL_CHARS = 16;
 /** A tag's other half is so near. */
 const MAX_SPAN_CHARS = 4_096;
+/** Overrides of direction: what is read would not be what stands there. */
+const OVERRIDES = /[\u202d\u202e]/g;
+/** Quotes within quotes whose text markdown-it would leave out, for `maxNesting`. */
+const DEEP_QUOTES = /^((?: {0,3}> ?){12})[> ]*>/gm;
 /** The page's own headings are of level 1 and 2, so a text's begin at 3. */
 const HEADING_OFFSET = 2;
 
@@ -86,7 +90,7 @@ function parse(text, env) {
   const blocks = [];
   /** @type {markdown.Token[]} */
   let group = [];
-  const tokens = parser.parse(text, env);
+  const tokens = parser.parse(text.replace(OVERRIDES, "\ufffd").replace(DEEP_QUOTES, "$1"), env); // no line more or less
   for (const [index, token] of tokens.entries()) {
     dress(token, env);
     if (tokens[index - 2]?.type === "list_item_open") markTask(token, tokens[index - 2]);

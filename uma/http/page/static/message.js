@@ -16,8 +16,6 @@ const WORDLESS_MS = 1_000;
 /** So short a prompt is mostly read before one could say so. */
 const SHORT_PROMPT_TOKENS = 256;
 
-const WITHOUT_OLDEST = "Drop the oldest messages";
-const WITH_SUMMARY = "Summarize them";
 /** @type {Intl.DateTimeFormatOptions} */
 const WHEN = { dateStyle: "medium", timeStyle: "short" };
 
@@ -321,7 +319,7 @@ function failureOf(message, actions) {
   const { words, detail, isFull, isTooLong } = explain(message.failure, actions.isOutgrown(message), actions.info());
   const act = () => (isFull ? actions.begin() : isTooLong ? actions.edit(message) : actions.again(message));
   const label = isFull ? "New chat" : isTooLong ? "Edit the question" : "Try again";
-  const shorter = isFull ? [button(WITHOUT_OLDEST, () => actions.outgrow(message, "auto")), button(WITH_SUMMARY, () => actions.outgrow(message, "compact"))] : [];
+  const shorter = isFull ? [button("Drop the oldest messages", () => actions.outgrow(message, "auto")), button("Summarize them", () => actions.outgrow(message, "compact"))] : [];
   const told = detail && h("p", { class: "detail" }, `The server said: ${detail}`);
   const ways = h("div", { class: "ways" }, ...shorter, button(label, act));
   return h("div", { class: "failure", role: "alert" }, h("p", {}, words), told, ways);

@@ -6,7 +6,6 @@ import { freshId } from "./tree.js";
 
 /** @typedef {import("./turns.js").Turns} Turns */
 
-const RESTARTED = "The rest of this answer is lost: the server was restarted.";
 const GONE = "The rest of this answer is lost: the server was restarted, or this page was closed or offline for over a minute.";
 /** How thinking begins that the model’s chat template does not declare, so that the server tells it as the answer’s beginning. */
 const THOUGHT = /^\s*<think>\s*/;
@@ -242,7 +241,7 @@ export class Run {
   /** @param {ApiError} error */
   fail(error) {
     const isGone = error.status === 404 && this.hasArrived;
-    this.message.failure = isGone ? { code: "gone", message: Date.now() - this.brokeOffAt < KEPT_MS ? RESTARTED : GONE } : error.failure;
+    this.message.failure = isGone ? { code: "gone", message: Date.now() - this.brokeOffAt < KEPT_MS ? "The rest of this answer is lost: the server was restarted." : GONE } : error.failure;
     this.end();
   }
 

@@ -4,7 +4,6 @@ import { h, number } from "./dom.js";
 
 /** Least chances of the marks, from none to the strongest. */
 const LEAST = [0.9, 0.6, 0.3, 0.1, 0];
-const HELP = "Tokens by their probability. The arrow keys go from one to the next.";
 
 /** @param {number} logprob */
 function chance(logprob) {
@@ -19,7 +18,7 @@ function spelled(text) {
 
 export class Tokens {
   constructor() {
-    this.text = h("div", { class: "tokens", role: "group", "aria-label": HELP, dir: "auto" });
+    this.text = h("div", { class: "tokens", role: "group", "aria-label": "Tokens by their probability. The arrow keys go from one to the next.", dir: "auto" });
     this.told = h("div", { class: "token-told", hidden: true, "aria-live": "polite" });
     const marks = LEAST.map((least, level) =>
       h("span", {}, h("span", { class: `token is-${level}` }, level ? `under ${number(100 * LEAST[level - 1])} %` : `${number(100 * least)} % and more`)),
