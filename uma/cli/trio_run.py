@@ -105,20 +105,19 @@ class Interrupts:
         is_inner = self._innermost is not None and number in self._innermost.signals
         stop = self._innermost if self._innermost is not None and is_inner else self._everything
         is_loading = self._is_abrupt and stop is self._everything
-        if is_loading:
-            with suppress(OSError):  # not by `sys.stderr`, which can be in the middle of a line
-                bar = ERASE_LINE if os.isatty(2) else ""
-                os.write(2, f"{bar}uma: stopped while the model was loading\n".encode())
         if stop.is_in_vain or is_loading:
-            self._leave_now(number)
+            bar = ERASE_LINE if os.isatty(2) else ""
+            self._leave_now(number, f"{bar}uma: stopped while the model was loading\n" if is_loading else "")
         stop(number)
 
-    def _leave_now(self, number: int) -> NoReturn:
-        """End without waiting for threads."""
+    def _leave_now(self, number: int, words: str) -> NoReturn:
+        """End without waiting for threads. `words` come last: the thread that loads can write a line of its own."""
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError):
                 stream.flush()
         set_modes(0, self._terminal)
+        with suppress(OSError):  # not by `sys.stderr`, which can be in the middle of a line
+            os.write(2, words.encode())
         os._exit(128 + number)
 
 
