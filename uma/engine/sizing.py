@@ -701,6 +701,13 @@ def free_memory_words() -> str:
     return f"{size(free_bytes)} of memory are free {where}"
 
 
+def machine_memory_bytes() -> int:
+    """The machine's memory; no bound on Windows, which nothing here asks, or where a GPU has memory of its own."""
+    if sys.platform == "win32" or backend.has_gpu():
+        return sys.maxsize
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def _machine_free_bytes(meminfo: Path) -> int:
     try:
         lines = meminfo.read_text(encoding="ascii").splitlines()

@@ -24,7 +24,7 @@ from uma.config import ALL_MODELS, BUILTIN, ModelSettings, RuntimeConfig
 from uma.engine.activity import MAX_LISTED
 from uma.engine.intake.overload import full_queue_retry_ms, is_full
 from uma.engine.kv.disk import made_folder
-from uma.engine.sizing import enough_mb, free_kv_bytes, free_memory_bytes
+from uma.engine.sizing import enough_mb, free_kv_bytes, free_memory_bytes, machine_memory_bytes
 from uma.errors import (
     STOPPING,
     BadRequest,
@@ -1098,8 +1098,7 @@ def budget_of(config: RuntimeConfig) -> int:
     """Bytes that the models of a server that started now could take together; of a `--memory` beyond what the machine
     has, that. Any thread.
     """
-    machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min(config.memory * MB, machine_bytes) or int(FREE_SHARE * free_memory_bytes())
+    return min(config.memory * MB, machine_memory_bytes()) or int(FREE_SHARE * free_memory_bytes())
 
 
 def _with_prefixes(config: RuntimeConfig) -> RuntimeConfig:
