@@ -54,9 +54,10 @@ def test_what_runs_stands_still_what_comes_waits_and_both_go_on(server: ServerPr
         with pytest.warns(UserWarning, match=f"^{PAUSED}$"), LLM(socket=server.socket):
             pass
         assert "paused: `uma resume`" in command("top", server)
+        lines = Path(__file__).read_text(encoding="utf-8").splitlines()
         asks = uma_command("decide", __file__, "--yes", "Is it?", "--socket", str(server.socket))
         with Terminal(asks, clean_environ(), columns=120) as terminal:
-            terminal.wait_for(f"text 1 of {Path(__file__).read_text(encoding='utf-8').count(chr(10))}: {PAUSED}")
+            terminal.wait_for(f"text 1 of {len(list(filter(str.strip, lines)))}: {PAUSED}")
             assert f'"decide-{terminal.process.pid}-1"' in command("top", server, "--json")
             terminal.type("\x03")
             assert terminal.wait() == 130
