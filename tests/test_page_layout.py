@@ -293,22 +293,11 @@ def test_the_foot_of_an_answer_is_one_row_and_a_small_window_has_no_hint(
         expect(page.locator(".assistant .blocks")).to_have_css("content-visibility", "auto")
 
 
-def test_the_end_of_a_chat_stays_in_sight_in_a_narrower_window(browser: Browser, tmp_path: Path) -> None:
-    text = "\n\n".join(" ".join(f"w{part}{number}" for number in range(60)) for part in "abcdef")
-    with saying(browser, tmp_path, text) as one:
-        page = one.page
-        page.set_viewport_size({"width": 768, "height": 640})
-        one.visit()
-        for number in range(4):
-            one.ask(f"Words {number}")
-            one.wait_for_answer(number + 1)
-        resize(page, 360, 640)
-        page.wait_for_function(
-            "() => { const all = document.querySelector('#scroller');"
-            " return all.scrollHeight - all.scrollTop - all.clientHeight <= 1; }"
-        )
-        expect(page.locator("#to-end")).to_be_hidden()
-        assert page.locator("#model").evaluate("each => each.getBoundingClientRect().height") >= 24
+def test_the_models_button_is_large_enough_on_a_phone(browser: Browser, http_server: HttpServer) -> None:
+    with visitor(browser, http_server.url, width=360) as one:
+        button = one.visit().page.locator("#model")
+        button.wait_for()
+        assert button.evaluate("each => each.getBoundingClientRect().height") >= 24
 
 
 def check_toast(page: Page) -> None:
