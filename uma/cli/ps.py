@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import stat
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
@@ -124,10 +123,7 @@ async def running(loaded: Loaded) -> list[Running]:
                     early_or_late = await _early_or_late(path, client)
                 found.append(early_or_late or await _ask(path))
         except trio.TooSlowError:
-            say.warn(
-                f"{path}: timeout: no answer within {ANSWER_SEC:g} s; what listens there hangs, or has `--protocol "
-                f"newline`: `uma stop --now --socket {shlex.quote(str(path))}` ends it"
-            )
+            say.warn(words.hangs(str(path), ANSWER_SEC))
             found.append(Running(pid, str(path), trouble="gives no answer"))
         except ConnectionLost as error:
             if loaded.origins["socket"] == "--socket":

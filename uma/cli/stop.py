@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import shlex
 import signal
 import sys
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ import attrs
 import trio
 
 from uma import posix
-from uma.cli import say
+from uma.cli import say, words
 from uma.cli.listening import is_server
 from uma.cli.options import load_settings
 from uma.cli.source import advising
@@ -137,10 +136,7 @@ async def _found(path: str, client: Client, *, is_now: bool) -> str:
         except ShuttingDown:
             return STOPS
     if not is_now:
-        raise StopError(
-            f"{path}: timeout: no answer within {ANSWER_SEC:g} s; what listens there hangs, or has `--protocol "
-            f"newline`: `uma stop --now --socket {shlex.quote(path)}` ends it"
-        )
+        raise StopError(words.hangs(path, ANSWER_SEC))
     if not is_server(pid := _pid(path, client)):
         raise StopError(f"{path}: process {pid}, which listens there, is no UMA server; `kill {pid}` ends it")
     return "did not answer"

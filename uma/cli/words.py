@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 
 from uma.config import Loaded, RuntimeConfig
@@ -26,6 +27,14 @@ def names(models: Sequence[str]) -> str:
     """The first of these, and how many more there are."""
     more = f" and {len(models) - MAX_NAMED:,} more" if len(models) > MAX_NAMED else ""
     return f"{', '.join(models[:MAX_NAMED])}{more}"
+
+
+def hangs(path: str, sec: float) -> str:
+    """That what listens on a socket has not answered for so long, and what ends it."""
+    return (
+        f"{path}: timeout: no answer within {sec:g} s; what listens there hangs, or has `--protocol newline`: "
+        f"`uma stop --now --socket {shlex.quote(path)}` ends it"
+    )
 
 
 def with_adapters(info: ServerInfo) -> list[str]:
